@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1
-tests="absorbed cuda_attention cuda_host cuda_linear cuda_rows"
+tests="absorbed cuda_attention cuda_fusion cuda_host cuda_linear cuda_rows"
 cmake -S . -B "$build" -DSLIMRT_PYTHON=OFF -DSLIMRT_CUDA=OFF -DSLIMRT_EMULATOR=ON -DSLIMRT_EMULATOR_RACES=ON >/dev/null
 # shellcheck disable=SC2086
 cmake --build "$build" --parallel 2 --target $(printf '%s_test ' $tests) >/dev/null

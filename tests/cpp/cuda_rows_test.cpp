@@ -58,8 +58,8 @@ void test_norms() {
                 const bool w = with & 1, b = with & 2;
                 cpu->norm(kind, x.here, w ? weight.here : Tensor(), b ? bias.here : Tensor(), 1e-5f,
                           out.here);
-                cuda::norm(device, kind, x.there, w ? weight.there : Tensor(), b ? bias.there : Tensor(),
-                           1e-5f, out.there);
+                cuda::norm(device, x.there,
+                           {kind, w ? weight.there : Tensor(), b ? bias.there : Tensor(), 1e-5f, out.there});
                 out.twin.compare(kSums, "norm");
             }
         }
@@ -68,7 +68,7 @@ void test_norms() {
         cuda::inverse_rms(device, x.there, 1e-5f, out.there);
         out.twin.compare(kSums, "inverse_rms");
         cpu->norm(NormKind::rms, x.here, {}, {}, 1e-5f, x.here);
-        cuda::norm(device, NormKind::rms, x.there, {}, {}, 1e-5f, x.there);
+        cuda::norm(device, x.there, {NormKind::rms, {}, {}, 1e-5f, x.there});
         x.twin.compare(kSums, "norm in place");
     }
 }

@@ -115,6 +115,10 @@ template <class T, class U>
 inline T atomicAdd(T* p, U value) {
     return cuda_host_change(p, [&](T old) { return T(old + value); });
 }
+/// Up to the limit, then 0.
+inline unsigned atomicInc(unsigned* p, unsigned limit) {
+    return cuda_host_change(p, [&](unsigned old) { return old >= limit ? 0 : old + 1; });
+}
 template <class T, class U>
 inline T atomicMax(T* p, U value) {
     return cuda_host_change(p, [&](T old) { return std::max(old, T(value)); });

@@ -1,6 +1,7 @@
 // What the parts of the runtime share.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <mutex>
 
@@ -16,6 +17,7 @@ inline std::recursive_mutex all;  // of every call that reads or changes what th
 cudaError_t result(cudaError_t error);
 size_t total_memory();
 inline thread_local int current_device = 0;
+inline uint64_t n_started = 0;  // kernels and memsets that have run, those of graphs too
 /// To run on the stream after what it has, or to be recorded where the stream is captured.
 cudaError_t enqueue(cudaStream_t stream, Work work);
 

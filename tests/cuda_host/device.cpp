@@ -167,5 +167,14 @@ cudaError_t cuda_host::launch(const cudaLaunchConfig_t& config, const void* kern
     if (launch.shared_bytes > of.shared_bytes || launch.cluster == 0 || launch.cluster > of.cluster ||
         grid.x % launch.cluster != 0)
         return result(cudaErrorInvalidValue);
-    return enqueue(config.stream, [launch = std::move(launch)] { run(launch); });
+    return enqueue(config.stream, [launch = std::move(launch)] {
+        ++n_started;
+        run(launch);
+    });
+}
+
+/// For tests/test_cuda_launches.py.
+extern "C" [[gnu::visibility("default")]] uint64_t slimrt_emulated_launches() {
+    const Lock lock(all);
+    return n_started;
 }

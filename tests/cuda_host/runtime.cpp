@@ -286,7 +286,10 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
     const Lock lock(all);
     if (bytes == 0) return cudaSuccess;
     if (!on_device(to, bytes)) return result(cudaErrorInvalidValue);
-    return enqueue(stream, [=] { std::memset(to, value, bytes); });
+    return enqueue(stream, [=] {
+        ++n_started;
+        std::memset(to, value, bytes);
+    });
 }
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
     return cudaMemsetAsync(to, value, bytes, nullptr);

@@ -8,7 +8,7 @@ namespace slimrt::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kMaxParts = 128, kWarp = 32;
+constexpr int kMaxParts = 128;
 
 /// A block for every (query, head).
 __global__ void merge_kernel(AttentionView a, Parts parts) {

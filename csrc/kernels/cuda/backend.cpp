@@ -15,11 +15,13 @@ constexpr uint64_t kOthersBytes = 300ull << 20;
 }  // namespace
 
 CudaBackend::CudaBackend(Device device, bool dry)
-    : device_(std::move(device)), memory_(device_), small_(device_), staging_(device_) {
+    : device_(std::move(device)), memory_(device_), small_(device_), staging_(device_), fusion_(device_) {
     if (dry) return;
     const Current current(device_.id);
     check(cudaStreamCreateWithFlags(&device_.stream, cudaStreamNonBlocking), "making a stream");
     counts_ = small_.alloc(MemoryKind::scratch, sizeof(SparseCounts), "counts");
+    tickets_ = small_.alloc(MemoryKind::scratch, sizeof(unsigned), "tickets");
+    fusion_.set_tickets(reinterpret_cast<unsigned*>(tickets_.data.get()));
 }
 
 CudaBackend::~CudaBackend() {
@@ -36,6 +38,11 @@ CudaBackend::~CudaBackend() {
 std::string CudaBackend::description() const { return concat("cuda ", device_.id, ", ", device_.name); }
 
 Current CudaBackend::ready() const { return Current(device_.id, !dry()); }
+
+Current CudaBackend::ordered() {
+    fusion_.start();
+    return ready();
+}
 
 Buffer CudaBackend::alloc(MemoryKind kind, size_t bytes, const char* what) {
     assert(!recording_);
@@ -56,7 +63,7 @@ void CudaBackend::require_no_recording() const {
 }
 
 void CudaBackend::send(void* to, const void* from, size_t bytes) {
-    const Current current = ready();
+    const Current current = ordered();
     if (bytes == 0 || !current) return;
     require_no_recording();
     staging_.copy(to, from, bytes);
@@ -65,7 +72,7 @@ void CudaBackend::send(void* to, const void* from, size_t bytes) {
 void CudaBackend::upload(Tensor to, const void* from, size_t bytes) { send(to.data, from, bytes); }
 
 void CudaBackend::download(void* to, Tensor from, size_t bytes) {
-    const Current current = ready();
+    const Current current = ordered();
     if (!current) return;
     require_no_recording();
     check(cudaMemcpyAsync(to, from.data, bytes, cudaMemcpyDefault, device_.stream), "copying");
@@ -74,6 +81,7 @@ void CudaBackend::download(void* to, Tensor from, size_t bytes) {
 
 void CudaBackend::reserve_workspace(size_t bytes) {
     if (bytes <= workspace_.bytes) return;
+    fusion_.start();
     forget_graphs();  // they know its address
     workspace_ = {};
     workspace_ = alloc(MemoryKind::scratch, bytes, "the kernels' workspace");
@@ -85,15 +93,15 @@ std::byte* CudaBackend::workspace_of(size_t bytes) {
 }
 
 void CudaBackend::gather(Tensor table, Tensor ids, Tensor out) {
-    if (const Current current = ready()) cuda::gather(device_, table, ids, out);
+    if (const Current current = ordered()) cuda::gather(device_, table, ids, out);
 }
 
 void CudaBackend::norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) {
-    if (const Current current = ready()) cuda::norm(device_, kind, x, weight, bias, eps, out);
+    if (const Current current = ready()) fusion_.norm(x, {kind, weight, bias, eps, out});
 }
 
 void CudaBackend::inverse_rms(Tensor x, float eps, Tensor out) {
-    if (const Current current = ready()) cuda::inverse_rms(device_, x, eps, out);
+    if (const Current current = ordered()) cuda::inverse_rms(device_, x, eps, out);
 }
 
 void CudaBackend::linear(Tensor x, std::span<const Product> products) { multiply(x, 1, products); }
@@ -104,68 +112,72 @@ void CudaBackend::linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor o
 }
 
 void CudaBackend::multiply(Tensor x, int n_heads, std::span<const Product> products) {
-    const Current real = ready();  // libraries too ask for the device when they are opened, so when planning
+    const Current real =
+        ordered();  // libraries too ask for the device when they are opened, so when planning
     std::byte* const workspace = workspace_of(linear_workspace(device_, x, n_heads, products));
-    if (real) cuda::linear(device_, x, n_heads, products, workspace);
+    if (!real) return;
+    if (n_heads == 1) return fusion_.linear(x, products, workspace);
+    fusion_.start();
+    cuda::linear(device_, x, n_heads, products, workspace);
 }
 
 void CudaBackend::rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) {
-    if (const Current current = ready()) cuda::rope(device_, x, n_heads, rope, positions);
+    if (const Current current = ready()) fusion_.rope(x, n_heads, rope, positions);
 }
 
 void CudaBackend::activate(Activation kind, Tensor x) {
-    if (const Current current = ready()) cuda::activate(device_, kind, x);
+    if (const Current current = ordered()) cuda::activate(device_, kind, x);
 }
 
 void CudaBackend::gate(Activation kind, Tensor gate, Tensor up) {
-    if (const Current current = ready()) cuda::gate(device_, kind, gate, up);
+    if (const Current current = ready()) fusion_.gate(kind, gate, up);
 }
 
 void CudaBackend::add(Tensor x, Tensor y) {
-    if (const Current current = ready()) cuda::add(device_, x, y);
+    if (const Current current = ready()) fusion_.add(x, y);
 }
 
 void CudaBackend::multiply(Tensor x, Tensor y, Tensor out) {
-    if (const Current current = ready()) cuda::multiply(device_, x, y, out);
+    if (const Current current = ordered()) cuda::multiply(device_, x, y, out);
 }
 
 void CudaBackend::scale(Tensor x, float factor) {
-    if (const Current current = ready()) cuda::scale(device_, x, factor);
+    if (const Current current = ordered()) cuda::scale(device_, x, factor);
 }
 
 void CudaBackend::clamp(Tensor x, float limit) {
-    if (const Current current = ready()) cuda::clamp(device_, x, limit);
+    if (const Current current = ordered()) cuda::clamp(device_, x, limit);
 }
 
 void CudaBackend::gate_heads(Tensor x, Tensor by) {
-    if (const Current current = ready()) cuda::gate_heads(device_, x, by);
+    if (const Current current = ordered()) cuda::gate_heads(device_, x, by);
 }
 
 void CudaBackend::route(const Router& router, Tensor scores, Tensor bias, Tensor ids, Tensor shares) {
-    if (const Current current = ready()) cuda::route(device_, router, scores, bias, ids, shares);
+    if (const Current current = ordered()) cuda::route(device_, router, scores, bias, ids, shares);
 }
 
 void CudaBackend::experts(Activation kind, const Experts& experts, Tensor x, Tensor ids, Tensor shares,
                           Tensor out) {
     std::byte* const workspace = workspace_of(experts_workspace(experts, x, ids));
-    if (const Current current = ready())
+    if (const Current current = ordered())
         cuda::experts(device_, kind, experts, x, ids, shares, out, workspace);
 }
 
 void CudaBackend::reweigh(Tensor x, Tensor before, Tensor after) {
-    if (const Current current = ready()) cuda::reweigh(device_, x, before, after);
+    if (const Current current = ordered()) cuda::reweigh(device_, x, before, after);
 }
 
 void CudaBackend::quantize_dequantize(Tensor x, DType dtype, int heads, Tensor out) {
-    if (const Current current = ready()) cuda::round(device_, x, dtype, heads, out);
+    if (const Current current = ordered()) cuda::round(device_, x, dtype, heads, out);
 }
 
 void CudaBackend::store(Tensor x, const Slots& slots) {
-    if (const Current current = ready()) cuda::store(device_, x, slots);
+    if (const Current current = ready()) fusion_.store(x, slots);
 }
 
 void CudaBackend::unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) {
-    if (const Current current = ready()) cuda::unfold(device_, x, stride, padding, out);
+    if (const Current current = ordered()) cuda::unfold(device_, x, stride, padding, out);
 }
 
 const int32_t* CudaBackend::table_of(const Rows& rows, const int32_t* table, int64_t end) {
@@ -189,19 +201,19 @@ const int32_t* CudaBackend::table_of(const Rows& rows, const int32_t* table, int
 }
 
 void CudaBackend::load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) {
-    if (const Current current = ready())
+    if (const Current current = ordered())
         cuda::load(device_, rows, table_of(rows, table, end), begin, end, out);
 }
 
 void CudaBackend::recode(const Rows& from, const int32_t* table, int64_t begin, int64_t end,
                          const Slots& to) {
-    if (const Current current = ready())
+    if (const Current current = ordered())
         cuda::recode(device_, from, table_of(from, table, end), begin, end, to);
 }
 
 void CudaBackend::attention(const AttentionArgs& args) {
     std::byte* const workspace = workspace_of(attention_workspace(device_, args));
-    const Current current = ready();
+    const Current current = ordered();
     if (!current || args.sequences.empty()) return;
     int first = args.sequences[0].uploaded;
     const bool placed = first >= 0;

@@ -4,6 +4,7 @@
 #include <map>
 #include <vector>
 
+#include "kernels/cuda/fusion.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/staging.h"
@@ -81,15 +82,20 @@ class CudaBackend final : public Backend {
     void require_no_recording() const;
     void record(Graph& graph, const std::function<void()>& body);
     void forget_graphs();
+    /// Calls that are made one by one, but for neighbours that are one kernel.
+    void run_fused(const std::function<void()>& calls);
     /// True where there is something to be done: not when dry.
     Current ready() const;
+    /// The same before anything is started that is not fused.
+    Current ordered();
     std::byte* workspace_of(size_t bytes);
 
     Device device_;
     Memory memory_;
     Memory small_;  // sequences, tables and counts: some KiB that no plan counts
     Staging staging_;
-    Buffer workspace_, counts_;
+    Fusion fusion_;
+    Buffer workspace_, counts_, tickets_;
     Places places_, loose_;
     std::map<std::string, Graph> graphs_;
     bool recording_ = false;

@@ -1,44 +1,15 @@
 // Norms, rotation, activations, sums of rows, and rows of tables. All of it is bound by memory, or at
 // decoding by the time that a kernel takes at all: every thread moves packs of 16 bytes where rows allow it.
+#include "kernels/cuda/activations.cuh"
 #include "kernels/cuda/kernels.h"
+#include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/numbers.cuh"
 #include "kernels/cuda/packs.cuh"
 #include "kernels/cuda/quant.cuh"
+#include "kernels/cuda/rotate.cuh"
 
 namespace slimrt::cuda {
 namespace {
-
-// Activations as kernels/cpu/elementwise.cpp has them; what is NaN stays so.
-
-__device__ float sigmoid_times(float x, float argument) { return x / (1 + expf(-argument)); }
-
-__device__ float activated(Activation kind, float x) {
-    const float positive = x < 0 ? 0.0f : x;
-    switch (kind) {
-        case Activation::silu:
-            return sigmoid_times(x, x);
-        case Activation::gelu_tanh:
-            return sigmoid_times(x, 1.5957691216f * fmaf(0.044715f * x * x, x, x));
-        case Activation::gelu_erf: {
-            const float size = fminf(20, fabsf(x));  // from there on erfc is 0
-            return positive - 0.5f * size * erfcf(0.70710678f * size);
-        }
-        case Activation::relu:
-            return positive;
-        case Activation::tanh:
-            return tanhf(x);
-        case Activation::relu_squared:
-            return positive * positive;
-        default: {
-            const float most = x > 7 ? 7.0f : x;
-            return sigmoid_times(most, 1.702f * most);
-        }
-    }
-}
-
-__device__ float gated(Activation kind, float up) {
-    return kind != Activation::clamped_swish ? up : (up > 7 ? 7.0f : up < -7 ? -7.0f : up) + 1;
-}
 
 struct Activate {
     Activation kind;
@@ -132,35 +103,6 @@ struct GateHeads {
     }
 };
 
-/// "Columns" are pairs, n_rot / 2 of each head; n of them are two packs of x and two of cos, sin, ...
-template <bool interleaved>
-struct Rotate {
-    Matrix x, table;
-    const int32_t* positions;
-    int head_dim, half, begin;  // begin: where a head's columns that turn do
-    template <int n>
-    __device__ void run(int64_t row, int64_t column) const {
-        const int head = static_cast<int>(column) / half, i = static_cast<int>(column) % half;
-        float* const first =
-            x.row(row) + static_cast<int64_t>(head) * head_dim + begin + (interleaved ? 2 * i : i);
-        float* const second = first + (interleaved ? n : half);
-        const float* const turn = table.row(positions[row]) + 2 * i;
-        Pack<float, n> v[2] = {load_pack<n>(first), load_pack<n>(second)};
-        const Pack<float, n> turns[2] = {load_pack<n>(turn), load_pack<n>(turn + n)};
-        for (int j = 0; j < n; ++j) {
-            const int even = 2 * j, odd = 2 * j + 1;
-            const float cosine = turns[even / n].at[even % n], sine = turns[odd / n].at[odd % n];
-            float& a = interleaved ? v[even / n].at[even % n] : v[0].at[j];
-            float& b = interleaved ? v[odd / n].at[odd % n] : v[1].at[j];
-            const float turned = a * cosine - b * sine;
-            b = b * cosine + a * sine;
-            a = turned;
-        }
-        store_pack(first, v[0]);
-        store_pack(second, v[1]);
-    }
-};
-
 struct Unfold {
     Matrix x, out;
     int64_t rows, cols, stride, padding;  // rows and cols of x
@@ -215,44 +157,13 @@ struct GatherBlocks {
     }
 };
 
-// Norms: a block has a row, which it reads again from its first-level cache.
-
-/// Sum of fn over the elements of a row.
-template <int n, class Fn>
-__device__ float total(const float* row, int64_t cols, float* shared, Fn fn) {
-    float sum = 0;
-    for (int64_t i = threadIdx.x * n; i < cols; i += blockDim.x * n) {
-        const auto v = load_pack<n>(row + i);
-        for (const float value : v.at) sum += fn(value);
-    }
-    return join_block(sum, 0.0f, shared, [](float a, float b) { return a + b; });
-}
-
+/// A block has a row. x += more first, where there is more.
 template <int n>
-__global__ void norm_rows(NormKind kind, Matrix x, const float* weight, const float* bias, float eps,
-                          int64_t cols, Matrix out) {
-    __shared__ float shared[kWarp];
-    const float* const row = x.row(blockIdx.x);
-    const float count = static_cast<float>(cols);
-    float mean = 0;
-    if (kind == NormKind::layer)
-        mean = total<n>(row, cols, shared, [](float value) { return value; }) / count;
-    const float squares =
-        total<n>(row, cols, shared, [mean](float value) { return (value - mean) * (value - mean); });
-    const float scale = 1 / sqrtf(squares / count + eps);
-    for (int64_t i = threadIdx.x * n; i < cols; i += blockDim.x * n) {
-        auto v = load_pack<n>(row + i);
-        for (float& value : v.at) value = (value - mean) * scale;
-        if (weight) {
-            const auto times = load_pack<n>(weight + i);
-            for (int j = 0; j < n; ++j) v.at[j] *= times.at[j];
-        }
-        if (bias) {
-            const auto more = load_pack<n>(bias + i);
-            for (int j = 0; j < n; ++j) v.at[j] += more.at[j];
-        }
-        store_pack(out.row(blockIdx.x) + i, v);
+__global__ void norm_rows(NormView norm, Matrix x, Matrix more, int64_t cols) {
+    if (more.data) {  // each thread reads again what it wrote
+        for (int64_t i = threadIdx.x * n; i < cols; i += blockDim.x * n) Add{x, more}.run<n>(blockIdx.x, i);
     }
+    norm_row<n>(norm, x, cols, blockIdx.x);
 }
 
 template <int n>
@@ -263,14 +174,8 @@ __global__ void inverse_rms_rows(Matrix x, float eps, int64_t cols, Matrix out) 
     if (threadIdx.x == 0) *out.row(blockIdx.x) = 1 / sqrtf(squares / static_cast<float>(cols) + eps);
 }
 
-/// A block for each row: many threads where there are few rows, to be done soon.
-Shape block_a_row(const Device& device, const Tensor& x, bool packed) {
-    constexpr unsigned kMax = 1024;
-    const bool few = x.rows < 2 * device.processors;
-    Shape shape;
-    shape.grid = dim3(static_cast<unsigned>(x.rows));
-    shape.block = dim3(threads_for(packed ? x.cols / kPack : x.cols, few ? kMax : kThreads));
-    return shape;
+Shape block_a_row(const Tensor& x, bool packed) {
+    return {.grid = dim3(static_cast<unsigned>(x.rows)), .block = dim3(norm_threads(x.cols, packed))};
 }
 
 const unsigned char* bytes_of(const Tensor& t) { return reinterpret_cast<const unsigned char*>(t.data); }
@@ -350,25 +255,23 @@ void gather(const Device& device, Tensor table, Tensor ids, Tensor out) {
     }
 }
 
-void norm(const Device& device, NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) {
+void norm(const Device& device, Tensor x, const Norm& norm, Tensor more) {
     if (x.rows == 0) return;
-    const bool packed =
-        packs_fit(x) && packs_fit(out) && (!weight || packs_fit(weight)) && (!bias || packs_fit(bias));
-    launch(device, packed ? &norm_rows<kPack> : &norm_rows<1>, block_a_row(device, x, packed), kind,
-           Matrix(x), Matrix(weight).data, Matrix(bias).data, eps, x.cols, Matrix(out));
+    const bool packed = packs_norm(x, norm) && (!more || packs_fit(more));
+    launch(device, packed ? &norm_rows<kPack> : &norm_rows<1>, block_a_row(x, packed), NormView(norm),
+           Matrix(x), Matrix(more), x.cols);
 }
 
 void inverse_rms(const Device& device, Tensor x, float eps, Tensor out) {
     if (x.rows == 0) return;
     const bool packed = packs_fit(x);
-    launch(device, packed ? &inverse_rms_rows<kPack> : &inverse_rms_rows<1>, block_a_row(device, x, packed),
+    launch(device, packed ? &inverse_rms_rows<kPack> : &inverse_rms_rows<1>, block_a_row(x, packed),
            Matrix(x), eps, x.cols, Matrix(out));
 }
 
 void rope(const Device& device, Tensor x, int n_heads, const Rope& rope, Tensor positions) {
     const int head_dim = static_cast<int>(x.cols / n_heads), half = rope.n_rot / 2;
-    const bool packed = packs_fit(x) && packs_fit(rope.table) && head_dim % kPack == 0 && half % kPack == 0 &&
-                        rope.first % kPack == 0;
+    const bool packed = packs_rotate(x, n_heads, rope);
     const int64_t pairs = static_cast<int64_t>(n_heads) * half;
     if (rope.interleaved)
         each(device, x.rows, pairs, packed,

@@ -3,6 +3,7 @@
 // holds (positions, slots, block tables, lengths), so that a step can be recorded once and replayed.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "kernels/backend.h"
@@ -10,9 +11,17 @@
 
 namespace slimrt::cuda {
 
-// elementwise.cu: see Backend.
+/// What Backend::norm() is told beside x.
+struct Norm {
+    NormKind kind;
+    Tensor weight, bias;
+    float eps;
+    Tensor out;
+};
+
+// elementwise.cu: see Backend. Of norm(): x += more first, if there is more.
 void gather(const Device& device, Tensor table, Tensor ids, Tensor out);
-void norm(const Device& device, NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out);
+void norm(const Device& device, Tensor x, const Norm& norm, Tensor more = {});
 void inverse_rms(const Device& device, Tensor x, float eps, Tensor out);
 void rope(const Device& device, Tensor x, int n_heads, const Rope& rope, Tensor positions);
 void activate(const Device& device, Activation kind, Tensor x);
@@ -33,11 +42,29 @@ void recode(const Device& device, const Rows& from, const int32_t* table, int64_
 void load(const Device& device, const Rows& rows, const int32_t* table, int64_t begin, int64_t end,
           Tensor out);
 
+/// Rows of a step that rotate, are then stored, or both.
+struct StepRows {
+    Tensor x;
+    int n_heads = 0;
+    Rope rope;         // none: they do not rotate
+    Tensor positions;  // of those that do
+    std::optional<Slots> slots;
+};
+inline constexpr int kMaxStepRows = 4;
+/// step_rows.cu: of up to kMaxStepRows that do not touch each other, of as many rows each.
+void step_rows(const Device& device, std::span<const StepRows> all);
+
 // linear.cu. With n_heads > 1: Backend::linear_per_head, one product.
 bool native(DType dtype);
 size_t linear_workspace(const Device& device, Tensor x, int n_heads, std::span<const Product> products);
 void linear(const Device& device, Tensor x, int n_heads, std::span<const Product> products,
             std::byte* workspace);
+/// sum += x W^T, and sum normed by the last block, as one kernel; out of the product holds x W^T too.
+/// tickets: a number that is 0 whenever no kernel runs. Or false, and nothing is done.
+bool normed_linear(const Device& device, Tensor x, const Product& product, Tensor sum, const Norm& norm,
+                   unsigned* tickets);
+/// Both products, then Backend::gate() of their results, as one kernel; or false, and nothing is done.
+bool gated_linear(const Device& device, Activation kind, Tensor x, const Product& gate, const Product& up);
 
 // experts.cu: see Backend.
 void route(const Device& device, const Router& router, Tensor scores, Tensor bias, Tensor ids, Tensor shares);

@@ -8,6 +8,7 @@
 #include "kernels/cuda/cublas_lt.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/linear_job.cuh"
+#include "kernels/cuda/norm.cuh"
 
 namespace slimrt::cuda {
 
@@ -170,6 +171,23 @@ void linear(const Device& device, Tensor x, int n_heads, std::span<const Product
         if (!multiply_by_lt(device, g, to, rest))
             many_tokens(device, g.dtype, g.job, to, reinterpret_cast<float*>(rest));
     }
+}
+
+bool gated_linear(const Device& device, Activation kind, Tensor x, const Product& gate, const Product& up) {
+    const DType dtype = gate.weight.dtype;
+    const bool alike = up.weight.dtype == dtype && up.weight.rows == gate.weight.rows;
+    if (!alike || dtype == DType::F32 || x.rows == 0 || x.rows > kFewTokens) return false;
+    const Product products[] = {gate, up};
+    return few_tokens(device, dtype, group(x, 1, products)[0].job, {.gate = &kind});
+}
+
+bool normed_linear(const Device& device, Tensor x, const Product& product, Tensor sum, const Norm& norm,
+                   unsigned* tickets) {
+    constexpr int64_t kMost = 2;  // rows that one block norms sooner than a kernel begins
+    const DType dtype = product.weight.dtype;
+    if (dtype == DType::F32 || x.rows == 0 || x.rows > kMost || !packs_norm(sum, norm)) return false;
+    const After after{.norm = &norm, .sum = sum, .tickets = tickets};
+    return few_tokens(device, dtype, group(x, 1, {&product, 1})[0].job, after);
 }
 
 void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int64_t step,

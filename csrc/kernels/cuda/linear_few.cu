@@ -10,10 +10,13 @@
 // multiprocessors hold 4.3 TB/s up).
 //
 // The order of a sum depends on k and the weight's type alone, so a token's result does not depend on the
-// other tokens or products.
+// other tokens or products. Of a gate and what it gates a block takes the same rows of both, half as many of
+// each, and multiplies them in the end. What is added to rows that are then normed is so by the last block.
 #include <algorithm>
 
+#include "kernels/cuda/activations.cuh"
 #include "kernels/cuda/linear_weights.cuh"
+#include "kernels/cuda/norm.cuh"
 
 namespace slimrt::cuda {
 
@@ -24,6 +27,30 @@ constexpr int kTop = 9;  // exponent that the largest magnitude gets: sums of 32
 
 template <class W>
 constexpr int kTokenSpace = 4 * W::kChunk + 32;  // bytes: high parts, low parts, sums of groups
+
+/// The rows of the weight that a block takes; of a gate, part 0, and what it gates, part 1, half of each.
+template <class W, int kRows, bool kGated>
+struct BlockRows {
+    static constexpr int kEach = kGated ? kRows / 2 : kRows;
+    Tile tile;
+
+    __device__ BlockRows(const Job& job, int block)
+        : tile(kGated ? Tile{0, 0, block * kEach} : tile_at(job, block, kRows)) {}
+    __device__ Tile gated() const { return {1, 0, tile.row}; }
+
+    __device__ void stage(unsigned char* to, const Job& job, size_t offset, size_t row_bytes,
+                          int lane) const {
+        stage_rows<W>(to, job, tile, kEach, offset, row_bytes, lane, kWarp);
+        if constexpr (kGated)
+            stage_rows<W>(to + kEach * kRowSpace<W>, job, gated(), kEach, offset, row_bytes, lane, kWarp);
+    }
+    __device__ const unsigned char* staged(const unsigned char* from, const Job& job, int i,
+                                           size_t offset) const {
+        if (kGated && i >= kEach)
+            return staged_row<W>(from + kEach * kRowSpace<W>, job, gated(), i - kEach, offset);
+        return staged_row<W>(from, job, tile, i, offset);
+    }
+};
 
 /// A warp's shared memory, in bytes from its beginning.
 template <class W, int kTiles>
@@ -217,10 +244,40 @@ struct Chunk {
     }
 };
 
+/// After as the kernel sees it.
+struct Ending {
+    Activation gate{};
+    NormView norm;
+    Matrix sum;
+    unsigned* tickets;  // none: nothing is normed
+
+    explicit Ending(const After& after)
+        : gate(after.gate ? *after.gate : Activation{}),
+          norm(after.norm ? *after.norm : slimrt::cuda::Norm{}),
+          sum(after.sum),
+          tickets(after.tickets) {}
+};
+
+/// The last block that comes here knows that all others have written, and norms.
+__device__ void norm_last(const Job& job, const Ending& ending) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicInc(ending.tickets, gridDim.x - 1) == gridDim.x - 1;  // which leaves 0
+        __threadfence();
+    }
+    __syncthreads();
+    if (!last) return;
+    for (int token = 0; token < job.tokens; ++token)
+        norm_row<kPack>(ending.norm, ending.sum, job.parts[0].rows, token);
+}
+
 /// Adds the chains in order, and the bias, and writes out.
-template <int kTiles, int kWarps>
-__device__ void finish(const Job& job, const Tile& tile, const Sums<kTiles> (&sums)[kChains / kWarps]) {
-    constexpr int kRows = 16 * kTiles;
+template <class W, int kTiles, int kWarps, bool kGated>
+__device__ void finish(const Job& job, const BlockRows<W, 16 * kTiles, kGated>& rows,
+                       const Sums<kTiles> (&sums)[kChains / kWarps], const Ending& ending) {
+    constexpr int kRows = 16 * kTiles, kEach = BlockRows<W, kRows, kGated>::kEach;
     const int warp = threadIdx.x / kWarp, group = threadIdx.x % kWarp / 4, member = threadIdx.x % 4;
     float* const all = reinterpret_cast<float*>(shared_memory());  // [chain, token, row]
     __syncthreads();
@@ -232,18 +289,30 @@ __device__ void finish(const Job& job, const Tile& tile, const Sums<kTiles> (&su
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < job.tokens * kRows; i += kWarps * kWarp) {
-        const int row = tile.row + i % kRows;
-        if (row >= job.parts[tile.part].rows) continue;
+    const auto result = [&](const Tile& tile, int token, int i, int row) {
         float sum = 0;
-        for (int c = 0; c < kChains; ++c) sum += all[c * kFewTokens * kRows + i];
-        out_at(job, tile, i / kRows, row) = sum + bias_at(job, tile, row);
+        for (int c = 0; c < kChains; ++c) sum += all[(c * kFewTokens + token) * kRows + i];
+        return sum + bias_at(job, tile, row);
+    };
+    for (int i = threadIdx.x; i < job.tokens * kEach; i += kWarps * kWarp) {
+        const int token = i / kEach, at = i % kEach, row = rows.tile.row + at;
+        if (row >= job.parts[rows.tile.part].rows) continue;
+        float& out = out_at(job, rows.tile, token, row);
+        if constexpr (kGated) {
+            const float up = result(rows.gated(), token, kEach + at, row);
+            out_at(job, rows.gated(), token, row) = up;
+            out = activated(ending.gate, result(rows.tile, token, at, row)) * gated(ending.gate, up);
+        } else {
+            out = result(rows.tile, token, at, row);
+            if (ending.tickets) ending.sum.row(token)[row] += out;
+        }
     }
+    if (!kGated && ending.tickets) norm_last(job, ending);
 }
 
 /// One chain's sums: chunks chain, chain + kChains ...
-template <class W, int kTiles>
-__device__ void add_chain(const Job& job, const Tile& tile, size_t row_bytes, int chain, unsigned char* own,
+template <class W, int kTiles, class Rows>
+__device__ void add_chain(const Job& job, const Rows& rows, size_t row_bytes, int chain, unsigned char* own,
                           Sums<kTiles>& sums) {
     using L = Layout<W, kTiles>;
     const int lane = threadIdx.x % kWarp, group = lane / 4, member = lane % 4;
@@ -251,25 +320,23 @@ __device__ void add_chain(const Job& job, const Tile& tile, size_t row_bytes, in
     for (int first = chain * W::kChunk; first < job.k; first += kChains * W::kChunk) {
         const size_t offset = size_t(first / W::kChunk) * W::kChunkBytes;
         const int k = min(job.k - first, W::kChunk);
-        stage_rows<W>(own, job, tile, L::kRows, offset, row_bytes, lane, kWarp);
+        rows.stage(own, job, offset, row_bytes, lane);
         commit_copies();
         for (int t = 0; t < job.tokens; ++t) {
             const float back = split_floats<W>(own + L::kTokensAt + t * kTokenSpace<W>,
-                                               x_row(job, tile.head, t) + first, k, lane);
+                                               x_row(job, rows.tile.head, t) + first, k, lane);
             if (lane == 0) inverse[t] = back;
         }
         wait_copies<0>();
         __syncwarp();
         if constexpr (W::kScales > 0) {
-            if (lane < L::kRows)
-                unpack_scales<W, kTiles>(own, staged_row<W>(own, job, tile, lane, offset), lane);
+            if (lane < L::kRows) unpack_scales<W, kTiles>(own, rows.staged(own, job, lane, offset), lane);
             __syncwarp();
         }
         const int token = min(group, job.tokens - 1);
         Chunk<W, kTiles> chunk{{}, own, own + L::kTokensAt + token * kTokenSpace<W>, group, member};
 #pragma unroll
-        for (int i = 0; i < 2 * kTiles; ++i)
-            chunk.rows[i] = staged_row<W>(own, job, tile, group + 8 * i, offset);
+        for (int i = 0; i < 2 * kTiles; ++i) chunk.rows[i] = rows.staged(own, job, group + 8 * i, offset);
         Sums<kTiles> of_chunk{};
         chunk.multiply(of_chunk, divide_up(k, kGroup));
         const float back[2] = {inverse[min(2 * member, job.tokens - 1)],
@@ -282,58 +349,59 @@ __device__ void add_chain(const Job& job, const Tile& tile, size_t row_bytes, in
     }
 }
 
-template <class W, int kTiles, int kWarps>
-__global__ void __launch_bounds__(kWarps* kWarp, 3 * kChains / kWarps) few_kernel(Job job, size_t row_bytes) {
+template <class W, int kTiles, int kWarps, bool kGated>
+__global__ void __launch_bounds__(kWarps* kWarp, 3 * kChains / kWarps)
+    few_kernel(const __grid_constant__ Job job, size_t row_bytes, const __grid_constant__ Ending ending) {
     using L = Layout<W, kTiles>;
     const int warp = threadIdx.x / kWarp;
-    const Tile tile = tile_at(job, blockIdx.x, L::kRows);
+    const BlockRows<W, L::kRows, kGated> rows(job, blockIdx.x);
     unsigned char* const own = shared_memory() + warp * L::bytes(job.tokens);
     Sums<kTiles> sums[kChains / kWarps]{};
 #pragma unroll
     for (int c = 0; c < kChains / kWarps; ++c)
-        add_chain<W, kTiles>(job, tile, row_bytes, warp + c * kWarps, own, sums[c]);
-    finish<kTiles, kWarps>(job, tile, sums);
+        add_chain<W, kTiles>(job, rows, row_bytes, warp + c * kWarps, own, sums[c]);
+    finish<W, kTiles, kWarps>(job, rows, sums, ending);
 }
 
-/// Whether it was started: where shared memory has room for all tokens.
+/// Whether it was started: where shared memory has room for all tokens, and a block all threads of a norm.
 template <class W, int kTiles, int kWarps>
-bool start(const Device& device, const Job& job) {
+bool start(const Device& device, const Job& job, const After& after) {
     using L = Layout<W, kTiles>;
     constexpr size_t kFinish = size_t(4) * kChains * kFewTokens * L::kRows;
     const size_t bytes = std::max(kFinish, size_t(kWarps) * L::bytes(job.tokens));
-    if (bytes > device.shared_bytes) return false;
-    const Shape shape{
-        .grid = dim3(tiles_of(job, L::kRows)), .block = dim3(kWarps * kWarp), .shared_bytes = bytes};
-    launch(device, few_kernel<W, kTiles, kWarps>, shape, job, W::row_bytes(job.k));
+    if (bytes > device.shared_bytes || (after.norm && kWarps * kWarp < kThreads)) return false;
+    const int tiles = after.gate ? divide_up(job.parts[0].rows, L::kRows / 2) : tiles_of(job, L::kRows);
+    launch(device, after.gate ? &few_kernel<W, kTiles, kWarps, true> : &few_kernel<W, kTiles, kWarps, false>,
+           {.grid = dim3(tiles), .block = dim3(kWarps * kWarp), .shared_bytes = bytes}, job,
+           W::row_bytes(job.k), Ending(after));
     return true;
 }
 
 /// Two tiles a warp where there are enough rows for all multiprocessors, and room.
 template <class W>
-void start_coded(const Device& device, const Job& job) {
+bool start_coded(const Device& device, const Job& job, const After& after) {
     static_assert(4 * Layout<W, 1>::bytes(kFewTokens) <= 99 << 10, "the least that a device has");
     const bool many = tiles_of(job, 32) >= 2 * device.processors;
-    (many && start<W, 2, 8>(device, job)) || start<W, 1, 8>(device, job) || start<W, 1, 4>(device, job);
+    return (many && start<W, 2, 8>(device, job, after)) || start<W, 1, 8>(device, job, after) ||
+           start<W, 1, 4>(device, job, after);
 }
 
 }  // namespace
 
-void few_tokens(const Device& device, DType dtype, const Job& job) {
+bool few_tokens(const Device& device, DType dtype, const Job& job, const After& after) {
     switch (dtype) {
         case DType::F16:
-            start<PlainWeight, 1, 8>(device, job);
-            return;
+            return start<PlainWeight, 1, 8>(device, job, after);
         case DType::BF16:
-            start<BrainWeight, 1, 8>(device, job);
-            return;
+            return start<BrainWeight, 1, 8>(device, job, after);
         case DType::Q8_0:
-            return start_coded<Q8_0Weight>(device, job);
+            return start_coded<Q8_0Weight>(device, job, after);
         case DType::Q4_0:
-            return start_coded<Q4_0Weight>(device, job);
+            return start_coded<Q4_0Weight>(device, job, after);
         case DType::Q4_K:
-            return start_coded<Q4_KWeight>(device, job);
+            return start_coded<Q4_KWeight>(device, job, after);
         default:
-            return start_coded<Q6_KWeight>(device, job);
+            return start_coded<Q6_KWeight>(device, job, after);
     }
 }
 

@@ -4,15 +4,13 @@
 
 #include <span>
 
-#include "kernels/backend.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/kernels.h"
 #include "kernels/cuda/numbers.cuh"
 
 namespace slimrt::cuda {
 
 constexpr int kParts = 4;      // products at once
 constexpr int kFewTokens = 8;  // up to here the weights' bytes are the limit
-constexpr int kWarp = 32;
 
 /// One product. Per head `rows` rows of the weight and as many columns of out.
 struct Part {
@@ -111,7 +109,15 @@ struct Rounded {
 constexpr int kStep = 64;  // what `stride` is a multiple of, and what is multiplied between barriers
 
 // linear_few.cu: up to kFewTokens tokens. linear_float.cu: F32 weights, any number of tokens.
-void few_tokens(const Device& device, DType dtype, const Job& job);
+/// What few_tokens() may do with its results beside.
+struct After {
+    const Activation* gate = nullptr;  // of two parts: part 0 becomes gate(part 0) * part 1
+    const Norm* norm = nullptr;        // of one part: sum += part 0, which is then normed
+    Tensor sum;
+    unsigned* tickets = nullptr;
+};
+/// False, where it cannot do what comes after.
+bool few_tokens(const Device& device, DType dtype, const Job& job, const After& after = {});
 void float_products(const Device& device, const Job& job);
 
 // linear_round.cu.

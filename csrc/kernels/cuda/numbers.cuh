@@ -9,6 +9,8 @@
 
 namespace slimrt::cuda {
 
+constexpr int kWarp = 32;
+
 __device__ inline float from_f16(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 __device__ inline float from_bf16(uint16_t bits) {
     return __uint_as_float(static_cast<uint32_t>(bits) << 16);

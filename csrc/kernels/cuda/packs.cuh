@@ -28,7 +28,6 @@ struct Matrix {
     __device__ float* row(int64_t i) const { return data + i * stride; }
 };
 
-constexpr int kWarp = 32;
 constexpr unsigned kAll = ~0u;  // lanes
 
 /// The same of all threads of a block: join(join(a, b), c) ... in a fixed order; 32 elements of shared

@@ -54,7 +54,7 @@ void CudaBackend::capture_and_replay(const std::string& shape, const std::functi
     if (!current) return body();
     const auto known = graphs_.find(shape);
     if (known == graphs_.end()) {
-        body();  // what it allocates and loads, it has then
+        run_fused(body);  // what it allocates and loads, it has then
         graphs_.try_emplace(shape);
         return;
     }
@@ -62,12 +62,23 @@ void CudaBackend::capture_and_replay(const std::string& shape, const std::functi
     check(cudaGraphLaunch(known->second.exec, device_.stream), "starting a recorded step");
 }
 
+void CudaBackend::run_fused(const std::function<void()>& calls) {
+    fusion_.begin();
+    try {
+        calls();
+        fusion_.end();
+    } catch (...) {
+        fusion_.drop();
+        throw;
+    }
+}
+
 void CudaBackend::record(Graph& graph, const std::function<void()>& body) {
     cudaGraph_t calls = nullptr;
     check(cudaStreamBeginCapture(device_.stream, cudaStreamCaptureModeThreadLocal), "recording a step");
     recording_ = true;
     try {
-        body();
+        run_fused(body);
     } catch (...) {
         recording_ = false;
         cudaStreamEndCapture(device_.stream, &calls);

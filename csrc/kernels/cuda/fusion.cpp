@@ -1,0 +1,132 @@
+#include "kernels/cuda/fusion.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace slimrt::cuda {
+namespace {
+
+bool same(const Tensor& a, const Tensor& b) {
+    return a.data == b.data && a.rows == b.rows && a.cols == b.cols && a.stride == b.stride;
+}
+
+/// Perhaps: by the bytes from the first to the last.
+bool overlap(const Tensor& a, const Tensor& b) {
+    return a.data < b.data + b.bytes() && b.data < a.data + a.bytes();
+}
+
+bool independent(const StepRows& a, const StepRows& b) {
+    const bool same_plane = a.slots && b.slots && a.slots->base == b.slots->base;
+    return a.x.rows == b.x.rows && !overlap(a.x, b.x) && !same_plane;
+}
+
+}  // namespace
+
+void Fusion::end() {
+    start();
+    active_ = false;
+}
+
+void Fusion::drop() {
+    late_ = {};
+    active_ = false;
+}
+
+void Fusion::start() {
+    const auto late = std::exchange(late_, {});
+    if (const auto* const products = std::get_if<Products>(&late)) {
+        cuda::linear(device_, products->x, 1, products->all, products->workspace);
+        if (products->sum) cuda::add(device_, products->sum, products->all[0].out);
+    }
+    if (const auto* const sum = std::get_if<Sum>(&late)) cuda::add(device_, sum->x, sum->y);
+    if (const auto* const rows = std::get_if<Rows>(&late)) step_rows(device_, *rows);
+}
+
+void Fusion::linear(Tensor x, std::span<const Product> products, std::byte* workspace) {
+    start();
+    if (!active_) return cuda::linear(device_, x, 1, products, workspace);
+    late_ = Products{x, {products.begin(), products.end()}, workspace, {}};
+}
+
+/// Two products one of which gates the other.
+void Fusion::gate(Activation kind, Tensor gate, Tensor up) {
+    if (const auto* const products = std::get_if<Products>(&late_)) {
+        const auto& all = products->all;
+        const auto product_of = [&](const Tensor& out) {
+            return std::ranges::find_if(all, [&](const Product& p) { return same(p.out, out); });
+        };
+        const auto of_gate = product_of(gate), of_up = product_of(up);
+        if (all.size() == 2 && !products->sum && of_gate != all.end() && of_up != all.end() &&
+            of_gate != of_up && gated_linear(device_, kind, products->x, *of_gate, *of_up)) {
+            late_ = {};
+            return;
+        }
+    }
+    start();
+    cuda::gate(device_, kind, gate, up);
+}
+
+/// Of what a product has just given, perhaps.
+void Fusion::add(Tensor x, Tensor y) {
+    auto* const products = std::get_if<Products>(&late_);
+    const bool row_by_row = x.rows == y.rows;  // else y is one row for all
+    if (products && row_by_row && !products->sum && products->all.size() == 1 &&
+        same(products->all[0].out, y) && !overlap(products->x, x) && !overlap(y, x)) {
+        products->sum = x;
+        return;
+    }
+    start();
+    if (!active_ || !row_by_row) return cuda::add(device_, x, y);
+    late_ = Sum{x, y};
+}
+
+/// A sum that is normed at once.
+void Fusion::norm(Tensor x, const Norm& norm) {
+    if (const auto* const products = std::get_if<Products>(&late_); products && products->sum) {
+        const auto [from, all, workspace, sum] = *products;
+        late_ = {};
+        if (same(sum, x) && normed_linear(device_, from, all[0], sum, norm, tickets_)) return;
+        cuda::linear(device_, from, 1, all, workspace);
+        late_ = Sum{sum, all[0].out};
+    }
+    const auto* const sum = std::get_if<Sum>(&late_);
+    if (!sum || !same(sum->x, x) || (overlap(sum->y, norm.out) && !same(sum->y, norm.out))) {
+        start();
+        return cuda::norm(device_, x, norm);
+    }
+    const Tensor more = sum->y;
+    late_ = {};
+    cuda::norm(device_, x, norm, more);
+}
+
+void Fusion::rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) {
+    if (!active_) return cuda::rope(device_, x, n_heads, rope, positions);
+    put_off({x, n_heads, rope, positions, {}});
+}
+
+/// What has just been rotated is stored with it.
+void Fusion::store(Tensor x, const Slots& slots) {
+    if (!active_) return cuda::store(device_, x, slots);
+    if (auto* const rows = std::get_if<Rows>(&late_)) {
+        const auto of_x = std::ranges::find_if(
+            *rows, [&](const StepRows& r) { return same(r.x, x) && r.n_heads == slots.heads && !r.slots; });
+        const auto other_plane = [&](const StepRows& r) { return !r.slots || r.slots->base != slots.base; };
+        if (of_x != rows->end() && std::ranges::all_of(*rows, other_plane)) {
+            of_x->slots = slots;
+            return;
+        }
+    }
+    put_off({x, slots.heads, {}, {}, slots});
+}
+
+void Fusion::put_off(StepRows own) {
+    const auto free_of = [&](const StepRows& other) { return independent(own, other); };
+    const auto* const rows = std::get_if<Rows>(&late_);
+    if (!rows || rows->size() == kMaxStepRows || !std::ranges::all_of(*rows, free_of)) {
+        start();
+        late_ = Rows{};
+    }
+    std::get<Rows>(late_).push_back(std::move(own));
+}
+
+}  // namespace slimrt::cuda

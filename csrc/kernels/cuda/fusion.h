@@ -1,0 +1,56 @@
+// Neighbouring calls of a recorded step as one kernel. At decoding a kernel costs some two microseconds
+// whatever it does, which for most of a layer's calls is all that they cost.
+#pragma once
+
+#include <variant>
+#include <vector>
+
+#include "kernels/cuda/kernels.h"
+
+namespace slimrt::cuda {
+
+/// Between begin() and end() calls are put off until it is known what follows them; else they are started at
+/// once. Memory then holds what single calls would have left there, bit for bit. Whoever starts anything else
+/// calls start() before.
+class Fusion {
+  public:
+    explicit Fusion(const Device& device) : device_(device) {}
+
+    /// A number in device memory for kernels whose last block does more; 0.
+    void set_tickets(unsigned* tickets) { tickets_ = tickets; }
+    void begin() { active_ = true; }
+    void end();
+    /// Forgets what was put off, after a failure.
+    void drop();
+    /// What was put off.
+    void start();
+
+    void linear(Tensor x, std::span<const Product> products, std::byte* workspace);
+    void gate(Activation kind, Tensor gate, Tensor up);
+    void add(Tensor x, Tensor y);
+    void norm(Tensor x, const Norm& norm);
+    void rope(Tensor x, int n_heads, const Rope& rope, Tensor positions);
+    void store(Tensor x, const Slots& slots);
+
+  private:
+    struct Products {
+        Tensor x;
+        std::vector<Product> all;
+        std::byte* workspace;
+        Tensor sum;  // sum += what the only one gives, if there is a sum
+    };
+    struct Sum {
+        Tensor x, y;
+    };
+    using Rows = std::vector<StepRows>;
+
+    /// Puts it off beside others that neither read nor write what it does.
+    void put_off(StepRows rows);
+
+    const Device& device_;
+    unsigned* tickets_ = nullptr;
+    bool active_ = false;
+    std::variant<std::monostate, Products, Sum, Rows> late_;
+};
+
+}  // namespace slimrt::cuda

@@ -1,0 +1,71 @@
+// Norms of rows: a block has one, which it reads again from its first-level cache. Their sums have one order,
+// whoever computes them.
+#pragma once
+
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/packs.cuh"
+
+namespace slimrt::cuda {
+
+struct NormView {
+    NormKind kind;
+    const float *weight, *bias;
+    float eps;
+    Matrix out;
+
+    explicit NormView(const Norm& norm)
+        : kind(norm.kind),
+          weight(Matrix(norm.weight).data),
+          bias(Matrix(norm.bias).data),
+          eps(norm.eps),
+          out(norm.out) {}
+};
+
+inline bool packs_norm(const Tensor& x, const Norm& norm) {
+    const auto fits = [](const Tensor& t) { return !t || packs_fit(t); };
+    return packs_fit(x) && packs_fit(norm.out) && fits(norm.weight) && fits(norm.bias);
+}
+
+/// Threads of a block; more add nothing, so that the sums are the same.
+inline unsigned norm_threads(int64_t cols, bool packed) {
+    return threads_for(packed ? cols / kPack : cols, kThreads);
+}
+
+/// Sum of fn over the elements of a row.
+template <int n, class Fn>
+__device__ float total(const float* row, int64_t cols, float* shared, Fn fn) {
+    float sum = 0;
+    for (int64_t i = threadIdx.x * n; i < cols; i += blockDim.x * n) {
+        const auto v = load_pack<n>(row + i);
+        for (const float value : v.at) sum += fn(value);
+    }
+    return join_block(sum, 0.0f, shared, [](float a, float b) { return a + b; });
+}
+
+template <int n>
+__device__ void norm_row(const NormView& norm, const Matrix& x, int64_t cols, int64_t at) {
+    __shared__ float shared[kWarp];
+    const float* const row = x.row(at);
+    const float count = static_cast<float>(cols);
+    float mean = 0;
+    if (norm.kind == NormKind::layer)
+        mean = total<n>(row, cols, shared, [](float value) { return value; }) / count;
+    const float squares =
+        total<n>(row, cols, shared, [mean](float value) { return (value - mean) * (value - mean); });
+    const float scale = 1 / sqrtf(squares / count + norm.eps);
+    for (int64_t i = threadIdx.x * n; i < cols; i += blockDim.x * n) {
+        auto v = load_pack<n>(row + i);
+        for (float& value : v.at) value = (value - mean) * scale;
+        if (norm.weight) {
+            const auto times = load_pack<n>(norm.weight + i);
+            for (int j = 0; j < n; ++j) v.at[j] *= times.at[j];
+        }
+        if (norm.bias) {
+            const auto more = load_pack<n>(norm.bias + i);
+            for (int j = 0; j < n; ++j) v.at[j] += more.at[j];
+        }
+        store_pack(norm.out.row(at) + i, v);
+    }
+}
+
+}  // namespace slimrt::cuda
