@@ -56,7 +56,7 @@ def add_flags(flags: Flags) -> None:
     flags.group("prompts beside texts")
     flags.add("--stall-ms", type=positive, default=400, metavar="N", help="a text waits no longer for a piece of "
               "another's prompt (default: %(default)s)")  # fmt: skip
-    flags.add("--prefill-share", type=between, default=0.7, metavar="P", help="part of the time that prompts get "
+    flags.add("--prefill-share", type=between, default=0.8, metavar="P", help="part of the time that prompts get "
               "at least while texts go on (default: %(default)s)")  # fmt: skip
     flags.output()
 

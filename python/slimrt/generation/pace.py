@@ -58,7 +58,7 @@ class Pace:
         recomputes: a piece costs time for all rows that stand before it (modes k, v and x).
     """
 
-    def __init__(self, stall: float = 0.4, share: float = 0.7, batch: int = 512, recomputes: bool = False):
+    def __init__(self, stall: float = 0.4, share: float = 0.8, batch: int = 512, recomputes: bool = False):
         self.stall, self.share, self.batch, self.recomputes = stall, share, batch, recomputes
         self._token = 0.0  # seconds that a token of a prompt takes
         self._texts = 0.0  # seconds that a step of texts alone takes
