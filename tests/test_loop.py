@@ -362,6 +362,17 @@ def test_pieces_take_no_longer_than_texts_may_wait():
     assert pace.tokens_per_second == pytest.approx(1000)
 
 
+def test_pieces_halve_where_texts_would_wait_too_long_for_them():
+    pace = Pace(stall=0.4, share=1.0)
+    pace.note(0.08, 0, 4, 4)
+    for _ in range(20):  # far into a long prompt: 12 ms a token
+        pace.note(0.08 + 0.012 * 64, 64, 4, 4)
+    assert sizes(pace, [1000]) == [LEAST // 2] and sizes(pace, [1000, 900]) == [LEAST // 2]
+    for _ in range(20):  # another's beginning: 6.5 ms a token in such pieces
+        pace.note(0.08 + 0.0065 * 32, 32, 4, 4)
+    assert sizes(pace, [1000]) == [LEAST]
+
+
 @pytest.mark.parametrize("n_prompts, n_texts, steps", [(1, 2, 7), (2, 2, 7), (6, 2, 3), (14, 2, 1)])
 def test_prompts_get_more_time_where_they_are_more_than_the_texts(n_prompts, n_texts, steps):
     pace, prompts = Pace(stall=0.4, share=0.5), [1000] * n_prompts

@@ -6,7 +6,8 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-LEAST = 64  # tokens: smaller pieces make less of the weights that they read
+LEAST = 64  # tokens: smaller pieces make less of the weights that they read; half, where texts would wait too long
+_TOO_LONG = 2  # times what they may
 _UNIT = 32
 _TO_STORED = 6  # a piece is at least this part of what stands before it, where each piece makes V of all rows again
 _ASSUMED = 0.1  # what a token more adds to a step of one, until it is measured
@@ -98,7 +99,7 @@ class Pace:
             self._owed = max(self._owed - seconds, 0.0)
             return
         spent = max(seconds - (self._texts if texts else 0.0), seconds / 10)
-        if n_prompt >= LEAST or not self._token:
+        if n_prompt >= LEAST // 2 or not self._token:
             self._token = _mean(self._token, spent / n_prompt)
         if texts:
             share = max(self.share, self._waiting / (self._waiting + n_texts))
@@ -110,11 +111,12 @@ class Pace:
         self._waiting = len(prompts)
         if texts and self._owed > 0:
             return []
-        budget = self._budget() if texts else self.batch
+        least = self._least()
+        budget = self._budget(least) if texts else self.batch
         chosen: list[P] = []
         for prompt in _oldest_and_shortest(prompts, texts):
-            share = max(budget // 2, LEAST) if not chosen and len(prompts) > 1 and texts else budget
-            if share < min(LEAST, len(prompt)) and chosen:
+            share = max(budget // 2, least) if not chosen and len(prompts) > 1 and texts else budget
+            if share < min(least, len(prompt)) and chosen:
                 break
             prompt.cut(max(share, prompt.before // _TO_STORED if self.recomputes else 0))
             budget -= len(prompt)
@@ -123,10 +125,13 @@ class Pace:
                 break
         return chosen
 
-    def _budget(self) -> int:
+    def _least(self) -> int:
+        return LEAST if LEAST * self._token + self._texts <= _TOO_LONG * self.stall else LEAST // 2
+
+    def _budget(self, least: int) -> int:
         if not self._token:
             return LEAST
-        return max(int(max(self.stall - self._texts, 0.0) / self._token) // _UNIT * _UNIT, LEAST)
+        return max(int(max(self.stall - self._texts, 0.0) / self._token) // _UNIT * _UNIT, least)
 
 
 def _oldest_and_shortest(prompts: Sequence[P], texts: bool) -> list[P]:
