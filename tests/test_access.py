@@ -61,7 +61,7 @@ def test_attention_has_the_same_bits_however_rows_are_accessed(kind, isa, monkey
 
 def test_an_access_is_said_kind_by_kind(monkeypatch):
     usual = dict(part.split("=") for part in core.access("usual").split(","))
-    assert list(usual) == core.cpu_info()["access_kinds"] == [*TYPES, "batch", "rows"]
+    assert list(usual) == core.cpu_info()["access_kinds"] == [*TYPES, "rows"]
     assert core.access("t1:4096") == ",".join(f"{kind}=t1:4096" for kind in usual)
     assert core.access("none:0:several,q8_0=nta:64") == ",".join(
         f"{kind}={'nta:64' if kind == 'q8_0' else 'none:several'}" for kind in usual
@@ -93,7 +93,7 @@ def test_an_unknown_access_is_refused_with_the_list(text, tiny, monkeypatch):
 
 def test_what_is_measured_is_an_access(monkeypatch):
     for isa in ISAS:
-        for kind in ("q4_k", "f16", "batch", "rows"):
+        for kind in ("q4_k", "f16", "rows"):
             found = core.tune(kind, isa, 2, 0.0)
             assert f"{kind}={found['best']}" in core.access(f"{kind}={found['best']}").split(",")
             assert found["gain"] == 1 or found["gain"] > 1.05
@@ -178,10 +178,10 @@ def test_large_models_follow_what_is_measured(kept, monkeypatch):
     assert cache > 1 << 16
     assert machine.follow({"q8_0": cache // 2}, 2) == {} and kept == []
     found = machine.follow({"q8_0": 2 * cache, "f32": 1000, "q2_k": 2 * cache}, 2)
-    assert kept == ["q8_0", "batch", "rows"] and found.keys() == {"q8_0"}
+    assert kept == ["q8_0", "rows"] and found.keys() == {"q8_0"}
     assert core.access() == core.access("q8_0=nta:4096")
     monkeypatch.setenv("SLIMRT_ACCESS", "usual")
-    assert machine.follow({"f16": 2 * cache}, 2) == {} and len(kept) == 3
+    assert machine.follow({"f16": 2 * cache}, 2) == {} and len(kept) == 2
     assert core.access() == core.access("usual")
 
 
@@ -262,7 +262,7 @@ def test_doctor_shows_it_and_measures_again(kept, run, monkeypatch):
     assert (code, err) == (0, "") and kept == core.cpu_info()["access_kinds"]
     assert "q8_0 nta:4096 (x1.20, 90% of a read)" in out and str(machine.kept_in(core.cpu_info()["isa"])) in out
     report = json.loads(run("doctor", "-t", 2, "--json")[1])
-    assert report["access"]["f16"].startswith("t0:4096 (x1.00") and len(kept) == 17
+    assert report["access"]["f16"].startswith("t0:4096 (x1.00") and len(kept) == 16
     monkeypatch.setenv("SLIMRT_ACCESS", "t1:64")
     report = json.loads(run("doctor", "--json")[1])
     assert report["access"] == core.access("t1:64") and report["access_from"] == "SLIMRT_ACCESS=t1:64"

@@ -28,8 +28,6 @@ using cpu::Hint;
 
 constexpr double kWorthwhile = 1.05;
 constexpr int64_t kCols = 4096;            // of a matrix
-constexpr DType kBatchType = DType::Q8_0;  // the one whose products memory bounds most
-constexpr int64_t kBatchTokens = 4;
 constexpr int kHeads = 8, kHeadDim = 128;  // of cached rows
 
 double seconds_since(Clock::time_point start) {
@@ -99,12 +97,11 @@ class Trial {
     const Access usual_ = *slot_;
 };
 
-/// Products of one token, or of several, in pages as small as a file's may be.
+/// Products of one token, in pages as small as a file's may be.
 class Products final : public Trial {
   public:
-    Products(const std::string& kind, const std::string& isa, int n_threads, bool full, DType type,
-             int64_t n_tokens)
-        : Trial(kind, isa, n_threads), type_(type), n_tokens_(n_tokens) {
+    Products(const std::string& kind, const std::string& isa, int n_threads, bool full)
+        : Trial(kind, isa, n_threads), type_(find_dtype(kind.c_str())->dtype) {
         const Sizes sizes(n_threads, full);
         const size_t row = row_bytes(type_, kCols);
         rows_ = int64_t(sizes.turn / row) / 16 * 16;
@@ -115,10 +112,10 @@ class Products final : public Trial {
             std::memcpy(memory_.data.get() + size_t(item) * 16 * row,
                         some.data() + size_t(item % 4) * 16 * row, 16 * row);
         });
-        const std::vector<float> x(size_t(n_tokens * kCols), 0.5f);
-        arrays_ = {backend_.alloc(MemoryKind::scratch, x.size() * sizeof(float), "x"),
-                   backend_.alloc(MemoryKind::scratch, size_t(n_tokens * rows_) * sizeof(float), "out")};
-        std::memcpy(arrays_[0].data.get(), x.data(), x.size() * sizeof(float));
+        const std::vector<float> x(kCols, 0.5f);
+        arrays_ = {backend_.alloc(MemoryKind::scratch, kCols * sizeof(float), "x"),
+                   backend_.alloc(MemoryKind::scratch, size_t(rows_) * sizeof(float), "out")};
+        std::memcpy(arrays_[0].data.get(), x.data(), kCols * sizeof(float));
     }
 
     double read_time() override {
@@ -135,13 +132,12 @@ class Products final : public Trial {
         return all.rows_of(at_ * rows_, rows_);
     }
     void turn() override {
-        const Tensor x(arrays_[0].data.get(), DType::F32, n_tokens_, kCols),
-            out(arrays_[1].data.get(), DType::F32, n_tokens_, rows_);
+        const Tensor x(arrays_[0].data.get(), DType::F32, 1, kCols),
+            out(arrays_[1].data.get(), DType::F32, 1, rows_);
         static_cast<Backend&>(backend_).linear(x, next(), {}, out);
     }
 
     const DType type_;
-    const int64_t n_tokens_;
     int64_t rows_ = 0, turns_ = 0, at_ = 0;
     Buffer memory_;
     std::vector<Buffer> arrays_;
@@ -206,19 +202,12 @@ class CachedRows final : public Trial {
 
 std::unique_ptr<Trial> trial_of(const std::string& kind, const std::string& isa, int n_threads, bool full) {
     if (kind == "rows") return std::make_unique<CachedRows>(isa, n_threads, full);
-    if (kind == "batch")
-        return std::make_unique<Products>(kind, isa, n_threads, full, kBatchType, kBatchTokens);
-    return std::make_unique<Products>(kind, isa, n_threads, full, find_dtype(kind.c_str())->dtype, 1);
+    return std::make_unique<Products>(kind, isa, n_threads, full);
 }
 
 /// The usual one first.
-std::vector<Access> candidates(const std::string& kind, Access usual) {
+std::vector<Access> candidates(Access usual, bool has_streams) {
     std::vector<Access> all{usual};
-    if (kind == "batch") {  // what is called for is the next rows
-        for (const Hint hint : {Hint::none, Hint::t0, Hint::nta}) all.push_back({hint});
-        return all;
-    }
-    const bool has_streams = kind != "rows" && !is_float(find_dtype(kind.c_str())->dtype);
     for (const bool several : {false, true}) {
         if (several && !has_streams) break;
         all.push_back({Hint::none, several, 0});
@@ -284,7 +273,8 @@ Tuned tune(const std::string& kind, const std::string& isa, int n_threads, doubl
     const bool full = seconds > 0;
     const auto trial = trial_of(kind, isa, n_threads, full);
     const Access usual = trial->usual();
-    const std::vector<Access> all = candidates(kind, usual);
+    const bool coded = kind != "rows" && !is_float(find_dtype(kind.c_str())->dtype);
+    const std::vector<Access> all = candidates(usual, coded);
     trial->time(usual);  // wakes threads
     const auto first = gains(*trial, all, full ? 3 : 1, seconds / 2);
     const auto best = std::ranges::max_element(first, {}, median);

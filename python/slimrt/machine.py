@@ -28,12 +28,12 @@ _FEWEST_ROWS, _MOST_ROWS = 2048, 32768
 
 @dataclass(frozen=True)
 class Tuned:
-    """The fastest access to memory of one kind: a type of weight, "batch" (several tokens), or "rows" of the cache.
+    """The fastest access to memory of one kind (a type of weight, or "rows" of the cache).
 
     Attributes:
         best: as SLIMRT_ACCESS takes it, "nta:8192:several".
         gain: the usual access takes so many times as long; 1.0 where it is the best.
-        read_share: of the rate of a mere read of the same bytes that products reach; 0.0 of rows.
+        read_share: of the rate of a mere read of the same bytes that products of one token reach; 0.0 of rows.
     """
 
     best: str
@@ -190,9 +190,7 @@ def follow(weights: Mapping[str, int], n_threads: int, *, isa: str = "") -> dict
     if os.environ.get(_ENVIRONMENT) or sum(weights.values()) <= core.cpu_info()["cache_bytes"]:
         return {}
     least = core.cpu_info()["cache_bytes"] // 2
-    coded = any(size > least and kind not in ("f32", "f16", "bf16") for kind, size in weights.items())
-    always = {"rows", "batch"} if coded else {"rows"}
-    kinds = [kind for kind in core.cpu_info()["access_kinds"] if kind in always or weights.get(kind, 0) > least]
+    kinds = [kind for kind in core.cpu_info()["access_kinds"] if kind == "rows" or weights.get(kind, 0) > least]
     found = {kind: one for kind, one in tuned(kinds, n_threads, isa=isa).items() if one.gain > 1}
     if found:
         core.set_access(",".join(f"{kind}={one.best}" for kind, one in found.items()))

@@ -59,7 +59,6 @@ Access parse_one(std::string_view text) {
 }  // namespace
 
 Access* AccessPolicy::find(const std::string& kind) {
-    if (kind == "batch") return &batch;
     if (kind == "rows") return &rows;
     for (const DType type : kTypes)
         if (kind == dtype_info(type).name) return &weights[static_cast<size_t>(type)];
@@ -70,7 +69,6 @@ const std::vector<std::string>& access_kinds() {
     static const std::vector<std::string> kinds = [] {
         std::vector<std::string> names;
         for (const DType type : kTypes) names.emplace_back(dtype_info(type).name);
-        names.emplace_back("batch");
         names.emplace_back("rows");
         return names;
     }();
@@ -84,7 +82,6 @@ AccessPolicy usual_access() {
         policy.weights[static_cast<size_t>(type)] = {Hint::t0, false, 8 << 10};
     for (const DType type : {DType::F32, DType::F16, DType::BF16})
         policy.weights[static_cast<size_t>(type)] = {Hint::t0, false, 4 << 10};
-    policy.batch = {Hint::t1};  // the next rows are further ahead than the first level holds
     policy.rows = usual_access_of_rows();
     return policy;
 }

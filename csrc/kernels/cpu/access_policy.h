@@ -10,20 +10,16 @@
 
 namespace slimrt::cpu {
 
-/// Of products of one token with each type of weight, of those of several tokens with codes (of which the
-/// hint counts), and of cached rows that are read by their heads.
+/// Of products of one token with each type of weight, and of cached rows that are read by their heads.
 struct AccessPolicy {
     std::array<Access, 256> weights;  // by the number of a type
-    Access batch, rows;
+    Access rows;
 
-    /// By the name of a type of weight, "batch" or "rows"; nullptr: there is none.
+    /// By the name of a type of weight, or "rows"; nullptr: there is none.
     Access* find(const std::string& kind);
-    const Access& of_weights(DType type, int64_t n_tokens) const {
-        return n_tokens > 1 ? batch : weights[static_cast<size_t>(type)];
-    }
 };
 
-/// Of all kinds: types with a product of their own, then "batch" and "rows".
+/// Of all kinds: types with a product of their own, then "rows".
 const std::vector<std::string>& access_kinds();
 
 /// What was best on most machines it was measured on.

@@ -207,7 +207,7 @@ void CpuBackend::multiply(Tensor x, int n_heads, std::span<const Product> produc
         from.kernel->product(weight.row(item.first), weight.stride, item.rows,
                              from.rows.data + item.head * from.head_bytes, from.rows.stride, n, weight.cols,
                              out.f32() + item.first, out.stride / sizeof(float),
-                             access_.of_weights(weight.dtype, n));
+                             access_.weights[number(weight.dtype)]);
         if (!bias) return;
         for (int64_t t = 0; t < n; ++t) isa_.add(out.f32(t) + item.first, bias.f32() + item.first, item.rows);
     });

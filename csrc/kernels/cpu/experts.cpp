@@ -184,7 +184,7 @@ void CpuBackend::multiply_sorted(const SortedPairs& pairs, std::span<const Sorte
         const LinearKernel& kernel = *kernel_of(*p, *of);
         kernel.product(p->weight.row(of->expert * p->step + first), p->weight.stride, n, packed_at(*p, *of),
                        stride_of(kernel, of->n), of->n, k, p->out.f32(of->first) + first,
-                       p->out.stride / sizeof(float), access_.of_weights(p->weight.dtype, of->n));
+                       p->out.stride / sizeof(float), access_.weights[number(p->weight.dtype)]);
     });
 }
 

@@ -22,7 +22,7 @@ struct LinearKernel {
     size_t (*packed_bytes)(int64_t k);
     void (*pack)(const float* x, int64_t k, void* out);
     /// out[t * out_stride + r] = w[r] . x[t], r < n_rows, t < n_tokens; strides of w and x in bytes, of out
-    /// in floats. access: of weights, for so many tokens.
+    /// in floats. access: of one token.
     void (*product)(const void* w, size_t w_stride, int64_t n_rows, const void* x, size_t x_stride,
                     int64_t n_tokens, int64_t k, float* out, size_t out_stride, Access access);
 };

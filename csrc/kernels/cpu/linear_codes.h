@@ -11,11 +11,11 @@ namespace slimrt::cpu::SLIMRT_ISA {
 template <class Weight, int V, class Ops>
 static int64_t product_by_panels(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
                                  const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,
-                                 size_t out_stride, Hint hint) {
+                                 size_t out_stride) {
     int64_t r = first;
     for (; r + V * lanes <= n_rows; r += V * lanes) {
         panel_product<Weight, V, Ops>(w + r * w_stride, w_stride, x, x_stride, n_tokens, k, out + r,
-                                      out_stride, hint);
+                                      out_stride);
     }
     return r;
 }
@@ -29,16 +29,15 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
     int64_t r = 0;
     if (n_tokens > max_few<Weight>) {
         r = product_by_panels<Weight, panel_vectors, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
-                                                          out, out_stride, access.hint);
+                                                          out, out_stride);
         if constexpr (!is_rare<Weight> && panel_vectors * lanes > 16)  // items are of multiples of 16 rows
             r = product_by_panels<Weight, 1, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
-                                                  out_stride, access.hint);
+                                                  out_stride);
     } else if (n_tokens >= min_few<Weight>) {
         if constexpr (max_few<Weight> >= min_few<Weight>)
-            r = product_of_few<Weight>(w, w_stride, n_rows, x, x_stride, n_tokens, k, out, out_stride,
-                                       access.hint);
+            r = product_of_few<Weight>(w, w_stride, n_rows, x, x_stride, n_tokens, k, out, out_stride);
     }
-    if (n_tokens > 1) access = several_tokens(access.hint);
+    if (n_tokens > 1) access = some_tokens;
     if (access.several)
         r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
                                               out_stride, access);

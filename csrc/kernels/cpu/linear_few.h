@@ -116,12 +116,12 @@ struct FewTokens {
 /// `lanes` rows times T tokens.
 template <class Weight, int T>
 [[gnu::flatten]] static void few_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride,
-                                         int64_t k, float* out, size_t out_stride, Hint hint) {
+                                         int64_t k, float* out, size_t out_stride) {
     using Block = typename Weight::Block;
     alignas(64) float scales[Weight::block / Weight::group][lanes];
     alignas(64) float minima[Weight::has_min ? Weight::block / Weight::group : 1][lanes];
     const uint8_t* const next = w + lanes * w_stride;
-    FewTokens<Weight, T> tokens{Activations(x, k), x_stride, scales, minima, 0, {next, next, hint}, {}};
+    FewTokens<Weight, T> tokens{Activations(x, k), x_stride, scales, minima, 0, {next, next}, {}};
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) tokens.acc[t] = splat(0);
     for (; tokens.block < k / Weight::block; ++tokens.block) {
@@ -133,13 +133,12 @@ template <class Weight, int T>
 }
 
 using FewProduct = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
-                            float* out, size_t out_stride, Hint hint);
+                            float* out, size_t out_stride);
 
 /// As many rows as there are `lanes` of; returns the row it ended at.
 template <class Weight>
 static int64_t product_of_few(const uint8_t* w, size_t w_stride, int64_t n_rows, const uint8_t* x,
-                              size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
-                              Hint hint) {
+                              size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
     constexpr int least = min_few<Weight>;
     static_assert(max_few<Weight> == 8);
     static constexpr FewProduct of_tokens[] = {
@@ -147,7 +146,7 @@ static int64_t product_of_few(const uint8_t* w, size_t w_stride, int64_t n_rows,
         few_product<Weight, 6>,     few_product<Weight, 7>, few_product<Weight, 8>};
     int64_t r = 0;
     for (; r + lanes <= n_rows; r += lanes)
-        of_tokens[n_tokens - 2](w + r * w_stride, w_stride, x, x_stride, k, out + r, out_stride, hint);
+        of_tokens[n_tokens - 2](w + r * w_stride, w_stride, x, x_stride, k, out + r, out_stride);
     return r;
 }
 

@@ -248,13 +248,13 @@ static void panel_tile(const Panel<Weight, V, Ops>& panel, const uint8_t* x, siz
 /// V * lanes rows times all tokens, four at a time.
 template <class Weight, int V, class Ops>
 static void panel_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride,
-                          int64_t n_tokens, int64_t k, float* out, size_t out_stride, Hint hint) {
+                          int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
     constexpr int64_t max_tile = 4;
     constexpr int64_t unpacking = 4;  // takes about as long as so many tokens
     static constexpr decltype(&panel_tile<Weight, V, 1, Ops>) rests[] = {
         panel_tile<Weight, V, 1, Ops>, panel_tile<Weight, V, 2, Ops>, panel_tile<Weight, V, 3, Ops>};
     Panel<Weight, V, Ops> panel;
-    Ahead ahead{w + panel.rows * w_stride, w + panel.rows * w_stride, hint};
+    Ahead ahead{w + panel.rows * w_stride, w + panel.rows * w_stride};
     for (int64_t first = 0; first < k; first += panel.elements) {
         const int64_t n = k - first < panel.elements ? k - first : panel.elements;
         const int64_t offset = first / Weight::block * static_cast<int64_t>(sizeof(typename Weight::Block));

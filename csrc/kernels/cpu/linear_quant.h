@@ -101,7 +101,7 @@ template <class Weight>
 constexpr bool large = sizeof(typename Weight::Block) * 5 > Weight::block * 4;
 
 /// Two tokens or more, by rows.
-constexpr Access several_tokens(Hint hint) { return {hint, dot_rows > 1, (dot_rows > 1 ? 16 : 8) << 10}; }
+constexpr Access some_tokens = {Hint::t1, dot_rows > 1, (dot_rows > 1 ? 16 : 8) << 10};
 
 /// The starting values of 64 products, see Activations.
 template <class Weight>
@@ -147,7 +147,7 @@ template <class Weight, int R, int T>
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
             blocks[r] = unit_at<Weight>(w + r * w_stride, u, k, padded[r]);
-            call_for(ahead + r * w_stride, bytes, access.hint);
+            call_for(ahead + r * w_stride, bytes, T == 1 ? access.hint : some_tokens.hint);
             const Scales of_row = Weight::scales(blocks[r]);
 #pragma GCC unroll 8
             for (int t = 0; t < T; ++t) {

@@ -182,15 +182,13 @@ static inline void unpack(const RowsAt& from, const BlockQ6_K*, To& to) {
 }
 
 /// Asks for memory in the order of its addresses, which it reads much faster than pieces of many rows: evenly
-/// while something else is worked on.
+/// while something else is worked on. For the second level: it is further ahead than the first one holds.
 struct Ahead {
     const uint8_t *next, *upto;
-    Hint hint;
 
     void some(int64_t bytes) {
         upto += bytes;
-        call_for(next, upto - next, hint);
-        if (next < upto) next += (upto - next + 63) / 64 * 64;
+        for (; next < upto; next += 64) __builtin_prefetch(next, 0, 2);
     }
 };
 
