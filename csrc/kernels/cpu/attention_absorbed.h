@@ -286,10 +286,37 @@ inline void call_next_strip(const AbsorbedValues& x, int64_t group, int64_t colu
                            0, 3);
 }
 
+/// What tiles of products call for: the rows that are read after these, which come from memory. A line at a
+/// time, as products go on: of many at once the CPU drops some.
+class Ahead {
+  public:
+    Ahead() = default;
+    /// The share of so many pairs of a strip that has all rows, in so many steps.
+    Ahead(const AbsorbedValues& x, int64_t strip, int64_t strips, int64_t pair, int64_t pairs,
+          int64_t steps) {
+        const int64_t share = x.heads * static_cast<int64_t>(x.head_stride) / strips;  // of a block
+        const int64_t from = kAbsorbedBlocks * pair;
+        const auto* const next = static_cast<const char*>(x.next[from / x.n_pairs]);
+        if (!next) return;
+        at_ = next + strip * share + from % x.n_pairs * share / x.n_pairs;
+        step_ = kAbsorbedBlocks * pairs * share / x.n_pairs / steps;
+    }
+
+    void step() {
+        for (int64_t line = 0; line < step_; line += kLine) __builtin_prefetch(at_ + line, 0, 3);
+        at_ += step_;
+    }
+
+  private:
+    static constexpr int64_t kLine = 64;
+    const char* at_ = nullptr;
+    int64_t step_ = 0;
+};
+
 /// V vectors of columns of Q pairs, of which there is one with `left` elements when Part.
 template <int Q, int V, bool Part>
 void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, const Strip& strip,
-              int64_t vector, float* out, int64_t left) {
+              int64_t vector, float* out, int64_t left, Ahead ahead) {
     RowSums acc[Q][V];
 #pragma GCC unroll 8
     for (int k = 0; k < Q; ++k) {
@@ -298,6 +325,7 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
     }
     const WeightCode* const from = weights.codes(pair);
     for (int64_t i = strip.first; i < strip.end; ++i) {
+        ahead.step();
         RowCodes codes[V];
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j) codes[j] = strip.codes[i][vector + j];
@@ -328,13 +356,17 @@ template <int V, bool Part>
 void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& strip, int64_t vector,
                  int64_t group, int64_t column, bool calls, int64_t left) {
     constexpr int64_t kAtOnce = 4;
+    const int64_t strips = (x.dim + kStripColumns - 1) / kStripColumns;
     const int64_t steps = (x.n_pairs + kAtOnce - 1) / kAtOnce;
     for (int64_t pair = 0, step = 0; pair < x.n_pairs; ++step) {
         if (calls) call_next_strip(x, group, column, step, steps);
         for (int64_t end = pair + kAtOnce; pair < end && pair < x.n_pairs;) {
             float* const out = x.out + group * x.dim + column + vector * lanes;
             const auto with = [&](auto kernel, int64_t n) {
-                kernel(x, weights, pair, strip, vector, out, left);
+                const Ahead ahead = calls ? Ahead(x, group * strips + column / kStripColumns,
+                                                  x.heads * strips, pair, n, kStripLanes)
+                                          : Ahead();
+                kernel(x, weights, pair, strip, vector, out, left, ahead);
                 pair += n;
             };
             if (x.n_pairs - pair >= 4)

@@ -294,9 +294,12 @@ void AttentionRun::absorb_values(const AttentionJob& job, size_t t, Span span, i
                              .weights = scratch + plan_.scratch.absorbed_codes,
                              .out = state + plan_.state.values[t],
                              .out_stride = row_stride(args_.values[t].dim)};
-    const int64_t block = span.first / kAbsorbedRows * kAbsorbedBlocks;
+    const int64_t block = span.first / kAbsorbedRows * kAbsorbedBlocks, next = block + kAbsorbedBlocks;
+    const auto at = [&](int64_t i) { return rows.base + job.sequence->table[i] * rows.block_stride; };
     for (int64_t i = span.first / kBlockTokens; i * kBlockTokens < span.end; ++i)
-        values.blocks[i - block] = rows.base + job.sequence->table[i] * rows.block_stride;
+        values.blocks[i - block] = at(i);
+    for (int64_t i = next; i < next + kAbsorbedBlocks && i * kBlockTokens < job.stored.end; ++i)
+        values.next[i - next] = at(i);
     isa_.absorb_values(values);
 }
 

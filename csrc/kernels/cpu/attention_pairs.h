@@ -172,7 +172,7 @@ struct PairStrip {
 /// V vectors of columns of Q pairs.
 template <int Q, int V, class Pairs>
 void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pairs>& strip, int64_t vector,
-                   const AbsorbedValues& x, float* out) {
+                   const AbsorbedValues& x, float* out, Ahead ahead) {
     RowSums acc[Q][V];
 #pragma GCC unroll 8
     for (int k = 0; k < Q; ++k) {
@@ -181,6 +181,7 @@ void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pai
     }
     const int16_t* const from = weights.codes + pair * kAbsorbedRows;
     for (int64_t i = strip.first; i < strip.end; ++i) {
+        ahead.step();
         Pairs codes[V];
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j) codes[j] = strip.codes[i][vector + j];
@@ -210,12 +211,14 @@ template <class Pairs>
 void add_pair_strip(const AbsorbedValues& x, int64_t column, const PairWeights& weights,
                     const PairStrip<Pairs>& strip) {
     constexpr int V = 2, Q = registers / 4;
+    const int64_t strips = (x.heads * x.dim + kPairColumns - 1) / kPairColumns;
     int64_t pair = 0;
     const auto with = [&](auto kernel, int64_t n) {
         for (; pair + n <= x.n_pairs; pair += n) {
             call_next_strip(x, column, pair, n);
+            const Ahead ahead(x, column / kPairColumns, strips, pair, n, kAbsorbedRows / 2);
             for (int64_t vector = 0; vector < kPairVectors; vector += V)
-                kernel(weights, pair, strip, vector, x, x.out + column);
+                kernel(weights, pair, strip, vector, x, x.out + column, vector == 0 ? ahead : Ahead());
         }
     };
     with(add_pair_tile<Q, V, Pairs>, Q);

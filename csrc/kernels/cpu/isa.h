@@ -127,6 +127,7 @@ struct AbsorbedValues {
     uint32_t type;  // DType, any that a cache row may have
     bool exact;
     const void* blocks[kAbsorbedBlocks];  // the first stored head of each; nullptr: none of its rows are here
+    const void* next[kAbsorbedBlocks];
     size_t head_stride;
     int64_t heads, dim, first, n, n_pairs;
     const int32_t* pairs;  // whose out a pair here has
