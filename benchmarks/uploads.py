@@ -114,8 +114,9 @@ def served(model: Path, parallel: int, threads: int) -> Iterator[int]:
 async def upload(port: int, data: bytes) -> dict[str, Any]:
     """What is heard of a sound: verbose_json, and the seconds that it took."""
     fields = {"model": "any", "language": "en", "temperature": "0", "response_format": "verbose_json"}
-    parts = [f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()]
-    file = '--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n'
+    named = "--x\r\nContent-Disposition: form-data; name="
+    parts = [f'{named}"{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()]
+    file = f'{named}"file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n'
     body = "".join([*parts, file]).encode() + data + b"\r\n--x--\r\n"
     head = "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
     head += f"Content-Type: multipart/form-data; boundary=x\r\nContent-Length: {len(body)}\r\n\r\n"
