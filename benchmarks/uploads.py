@@ -28,6 +28,7 @@ from typing import Any
 import client
 import machine
 import numpy as np
+import report
 from servers import free_port
 from whisper import CACHE, END, SHAPES
 
@@ -166,11 +167,13 @@ def main() -> None:
         for _ in range(args.turns):
             turns.append(turn(port, sounds))
             print(json.dumps(turns[-1]), file=sys.stderr, flush=True)
-    settings = {"shape": args.shape, "uploads": args.uploads, "tokens": args.tokens, "threads": args.threads}
-    date = datetime.now().isoformat(timespec="seconds")
     if args.json:
-        results = machine.describe() | {"date": date, "settings": settings, "flags": FLAGS, "turns": turns}
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        here = machine.describe()
+        data = report.read(args.json) if args.json.exists() else {"machine": here["machine"], "cells": {}}
+        cell = {"date": datetime.now().isoformat(timespec="seconds"), "versions": here["versions"], "flags": FLAGS}
+        cell |= {"threads": args.threads, "turns": turns}
+        data["cells"][f"whisper-{args.shape} q8_0, {args.uploads} sounds of {args.tokens} tokens"] = cell
+        args.json.write_text(json.dumps(data, indent=1) + "\n")
     middle = {key: statistics.median(one[key] for one in turns) for key in ("one_by_one", "all_at_once", "times")}
     print(f"{args.uploads} sounds: {middle['one_by_one']:.2f} s one by one, {middle['all_at_once']:.2f} s at once: "
           f"{middle['times']:.2f} times as fast")  # fmt: skip
