@@ -125,6 +125,8 @@ async def _read(reader: asyncio.StreamReader, answer: Answer, leave_after: int |
         if leave_after is not None and len(answer.times) >= leave_after:
             answer.left = True
             return
+    if await reader.read():
+        raise ValueError("something followed the answer")
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
@@ -141,16 +143,19 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncI
         return
     while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
         yield (await reader.readexactly(size + 2))[:-2]
+    await reader.readexactly(2)
 
 
 async def _events(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
-    """The JSON of each server-sent event, up to [DONE]."""
-    rest = b""
+    """The JSON of each server-sent event, up to [DONE], after which nothing may come."""
+    rest, done = b"", False
     async for part in _body(reader, headers):
         *lines, rest = (rest + part).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
                 data = line[5:].strip()
-                if data == b"[DONE]":
-                    return
-                yield json.loads(data)
+                if done:
+                    raise ValueError(f"an event after [DONE]: {data[:80]!r}")
+                done = data == b"[DONE]"
+                if not done:
+                    yield json.loads(data)

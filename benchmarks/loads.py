@@ -191,7 +191,7 @@ async def soak(server: Server, prompts: Prompts, *, requests: int, streams: int)
     """Short requests, a tenth of them broken off somewhere; memory as it goes, and whether every block comes back.
 
     Half of the prompts begin alike, so that prefixes are shared, dropped and evicted too. What a request leaves is
-    counted over the second half.
+    counted over the second half; grown: bytes more than when a tenth of all was answered.
     """
     common, left, memory, cut = prompts.ids(40), requests, [], np.random.default_rng(0)
     counts: Counter[str] = Counter()
@@ -202,7 +202,7 @@ async def soak(server: Server, prompts: Prompts, *, requests: int, streams: int)
             left -= 1
             number = left
             prompt = common * (number // 2 % 2) + prompts.ids(16)
-            leaving = int(cut.integers(0, 5)) if number % 10 == 0 else None
+            leaving = int(cut.integers(0, 5)) if number % 9 == 0 else None  # some are whole before: a tenth is left
             answer = await complete(server.port, prompt, 8, reuse=True, leave_after=leaving)
             counts["left" if answer.left else "whole" if answer.whole else f"{answer.status} {answer.error}"] += 1
             if number % max(requests // 20, 1) == 0:
@@ -213,13 +213,16 @@ async def soak(server: Server, prompts: Prompts, *, requests: int, streams: int)
     seconds = time.perf_counter() - start
     await asyncio.sleep(3)  # the last who left, and what the server counts each second
     memory.sort(key=lambda one: one["after"])
-    settled = next(one for one in memory if one["after"] >= requests // 2)
-    grown = memory[-1]["anonymous"] - settled["anonymous"]
+    if broken := set(counts) - {"left", "whole", *(one for one in counts if one.startswith(("429", "503")))}:
+        raise RuntimeError(f"requests that were neither answered nor refused: {[(one, counts[one]) for one in broken]}")
+    warm, settled = (next(one for one in memory if one["after"] >= part) for part in (requests // 10, requests // 2))
+    last = memory[-1]["anonymous"]
     return {
         "outcomes": dict(counts),
         "requests_s": requests / seconds,
         "memory": memory,
-        "bytes_a_request": grown / max(memory[-1]["after"] - settled["after"], 1),
+        "grown": last - warm["anonymous"],
+        "bytes_a_request": (last - settled["anonymous"]) / max(memory[-1]["after"] - settled["after"], 1),
         "blocks": await blocks(server),
     }
 

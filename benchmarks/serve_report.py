@@ -32,6 +32,7 @@ FIGURES = (
     ("refused within, p99", ("refusal", "p99"), 1e3, "ms"),
     ("memory allocated", ("memory", "anonymous"), 2**-20, "MiB"),
     ("requests", ("requests_s",), 1, "/s"),
+    ("memory after warm-up", ("grown",), 2**-20, "MiB more"),
     ("memory that a request leaves", ("bytes_a_request",), 1, "bytes"),
     ("client's own CPU", ("client_cpu",), 100, "% of a core"),
     ("pure read", ("read_gbs",), 1, "GB/s"),

@@ -321,6 +321,19 @@ class TestModel:
                 server.chat()
             assert server.process.wait(20) == 70 and re.search(r"takes \d+ s already", server.log.read_text())
 
+    def test_a_process_that_stood_still_has_no_step_that_hangs(self, tmp_path: Path) -> None:
+        """A container that is paused, say: the step goes on afterwards."""
+        slow = (
+            "import slimrt.generation.loop as l, slimrt.server.engine_thread as e, time; e._STUCK = 3.0; "
+            "f = l.Loop._compute; l.Loop._compute = lambda *a: ([time.sleep(0.02) for _ in range(75)], f(*a))[1]"
+        )
+        with served(tmp_path, before=slow) as server, server.begin({"messages": MESSAGES, "max_tokens": 1}) as stream:
+            time.sleep(0.7)
+            server.process.send_signal(signal.SIGSTOP)
+            time.sleep(5)
+            server.process.send_signal(signal.SIGCONT)
+            assert stream.recv(4096).startswith(b"HTTP/1.1 200")
+
     def test_our_own_faults_are_told_to_the_log_alone(self, tmp_path: Path) -> None:
         fails = "import slimrt.server.app as a; a.plan_chat = lambda *_: exec('raise RuntimeError(\"inner thing\")')"
         with served(tmp_path, before=fails) as server:

@@ -71,6 +71,16 @@ class TestChat:
         told = events(server.chat(stream=True, max_tokens=3).body)
         assert told[-1] == "[DONE]" and all("usage" not in one for one in told[:-1])
 
+    def test_each_chunk_has_the_usage_so_far_for_who_wants_that(self, server: Served) -> None:
+        """As guidellm and vLLM's clients ask."""
+        options = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": False}
+        asked = {"stream": True, "n": 2, "max_tokens": 200, "ignore_eos": True, "stream_options": options}
+        *told, last, done = events(server.chat(**asked).body)
+        counted = [one["usage"]["completion_tokens"] for one in told]
+        assert done == "[DONE]" and counted == sorted(counted) and len({*counted}) > 5
+        assert counted[-1] == last["usage"]["completion_tokens"] and last["choices"] == []
+        assert {one["usage"]["prompt_tokens"] for one in told} == {last["usage"]["prompt_tokens"]}
+
     def test_several_answers_have_seeds_of_their_own(self, client: Any, model: Model) -> None:
         wanted = model.create_chat_completion(MESSAGES, n=5, seed=7, max_tokens=12, **HOT)
         asked = {"model": "x", "messages": MESSAGES, "n": 5, "seed": 7, "max_tokens": 12, "extra_body": HOT}

@@ -32,7 +32,9 @@ from scripted import (
     write_gguf,
 )
 from slimrt.errors import AudioError, ContextOverflowError, UnsupportedError
+from slimrt.generation.loop import loop_of
 from slimrt.speech.audio import SAMPLE_RATE, read_sound
+from slimrt.speech.mel import log_mel
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -324,6 +326,18 @@ def test_several_sounds_are_one_batch(path):
     # its first window says that nothing comes after 1.4 s: the second one is at 30 s, not there
     assert [round(segment.start, 3) for segment in results[-1][0]] == [0.2, 30.2]
     assert scripted_model(path, engine).transcribe([]) == []
+
+
+def test_the_spectrogram_of_one_sound_is_made_before_the_steps_of_all(path, monkeypatch):
+    """That of an hour takes 0.6 s, for which the texts of others would wait."""
+    model, seen = scripted_model(path, Speaker(constant(HELLO))), []
+
+    def seeing(*args, **options):
+        seen.append(loop_of(model._runtime)._stepper is None)
+        return log_mel(*args, **options)
+
+    monkeypatch.setattr("slimrt.speech.whisper.log_mel", seeing)
+    assert model.transcribe(sound((1.0, 0.3)))[0][0].text == " hello there" and seen == [True]
 
 
 def test_word_timestamps(path):

@@ -83,18 +83,19 @@ class EngineThread:
     Attributes:
         loop: the model's; None: not loaded yet.
         seconds: of all steps.
+        stood_still: seconds in which the process got no time, as where a container is paused.
     """
 
     def __init__(self, on_death: Callable[[BaseException], object]):
         self.loop: Loop | None = None
-        self.seconds = 0.0
+        self.seconds = self.stood_still = 0.0
         self._on_death = on_death
         self._events = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name="slimrt-engine", daemon=True)
         self._calls: deque[Callable[[], object]] = deque()
         self._outbox: deque[tuple[Making, News]] = deque()
         self._wake = threading.Event()
-        self._since: float | None = None  # when the step under way began
+        self._since: float | None = None  # when the step under way began, by _now()
         self._ending = False
         self._thread.start()
 
@@ -102,7 +103,7 @@ class EngineThread:
     def step_seconds(self) -> float:
         """How long the step under way takes already; 0.0: there is none."""
         since = self._since
-        return 0.0 if since is None else time.monotonic() - since
+        return 0.0 if since is None else self._now() - since
 
     @property
     def alive(self) -> bool:
@@ -182,7 +183,7 @@ class EngineThread:
             self._calls.popleft()()
         if self.loop is None:
             return called
-        started = self._since = time.monotonic()
+        started, self._since = time.monotonic(), self._now()
         stepped = self.loop.step()
         self._since = None
         if stepped:
@@ -190,6 +191,9 @@ class EngineThread:
         if self._outbox:
             self._tell_loop(partial(_deliver, [self._outbox.popleft() for _ in range(len(self._outbox))]))
         return called or stepped
+
+    def _now(self) -> float:
+        return time.monotonic() - self.stood_still
 
     def _tell_loop(self, what: Callable[[], object]) -> None:
         if not self._events.is_closed():

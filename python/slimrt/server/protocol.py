@@ -28,6 +28,7 @@ IGNORED = frozenset(
 
 _NOT_OURS = {"logits_processor", "show_tokens", "early_stopping", "length_penalty"}  # of the library, and of beams
 _RENAMED = {"mirostat_mode", "response_format"}  # of the same meaning as options of ours
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")  # nothing here is obfuscated
 _LONGEST_NAME = 64
 _MOST_TOP = 20
 _MOST_INPUTS = 2048
@@ -48,7 +49,7 @@ class TextRequest:
     Attributes:
         options: as Model.generate takes them.
         logprobs: likeliest tokens to show in each place; None: no logprobs.
-        include_usage: a stream ends with the counts of tokens.
+        include_usage: a stream ends with the counts of tokens. continuous_usage: each chunk has those so far.
     """
 
     call: str
@@ -57,6 +58,7 @@ class TextRequest:
     logprobs: int | None
     stream: bool
     include_usage: bool
+    continuous_usage: bool
 
 
 @dataclass(frozen=True)
@@ -211,8 +213,8 @@ class _Fields:
         if not 1 <= n <= self._limits.max_texts:
             raise self.wrong("n", f"n must be from 1 to {self._limits.max_texts}, got {n}")
         wanted = self.take("stream_options", dict) or {}
-        if others := [name for name in wanted if name != "include_usage"]:
-            raise self.wrong("stream_options", f"stream_options has include_usage alone, got {others[0]:.80}")
+        if others := [name for name in wanted if name not in _STREAM_OPTIONS]:
+            raise self.wrong("stream_options", f"stream_options are {', '.join(_STREAM_OPTIONS)}, got {others[0]:.80}")
         self._check_bounds()
         return {
             "call": self._call,
@@ -221,6 +223,7 @@ class _Fields:
             "logprobs": logprobs,
             "stream": stream,
             "include_usage": bool(wanted.get("include_usage")),
+            "continuous_usage": bool(wanted.get("continuous_usage_stats")),
         }
 
     def refuse_rest(self, known: set[str]) -> None:

@@ -177,7 +177,9 @@ class Service:
         computed, seconds = 0, 0.0
         counted: asyncio.Future[None] | None = None
         while True:
+            began = time.monotonic()
             await asyncio.sleep(1.0)
+            self.thread.stood_still += max(time.monotonic() - began - 2.0, 0.0)
             if self._model is not None and (counted is None or counted.done()):
                 counted = self.thread.call(self._count_blocks)
             if not self.thread.alive:

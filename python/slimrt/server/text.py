@@ -175,17 +175,17 @@ def _reason(result: Generation, late: bool) -> str | None:
     return "length" if late else finish_reason(result)
 
 
-def counts(plan: Plan, n: int, results: Sequence[Generation]) -> Json:
-    """Counts of tokens of an answer whose choices are n to a prompt, in order; a prompt counts once."""
+def counts_so_far(plan: Plan, completion: int) -> Json:
+    """Counts of tokens of an answer, of which so many are made; a prompt counts once."""
     prompt = sum(len(one) for one in plan.prompts)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def counts(plan: Plan, n: int, results: Sequence[Generation]) -> Json:
+    """The same of a whole answer, whose choices are n to a prompt, in order."""
     cached = sum(one.usage.cached_tokens for one in results[::n])
-    completion = sum(one.usage.completion_tokens for one in results)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    } | plan.details(results)
+    total = counts_so_far(plan, sum(one.usage.completion_tokens for one in results))
+    return total | {"prompt_tokens_details": {"cached_tokens": cached}} | plan.details(results)
 
 
 def measured(results: Sequence[Generation]) -> Json:

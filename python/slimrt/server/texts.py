@@ -20,7 +20,7 @@ from slimrt.server.exchange import ClientGone, Exchange
 from slimrt.server.limits import Limits, Place, Places
 from slimrt.server.metrics import Metrics
 from slimrt.server.protocol import TextRequest
-from slimrt.server.text import Choice, Plan, counts, measured
+from slimrt.server.text import Choice, Plan, counts, counts_so_far, measured
 
 _PING_EVERY = 15.0  # seconds of silence after which a comment says that the connection lives
 _PING = b": ping\n\n"
@@ -30,11 +30,12 @@ _GUESS = 256  # tokens of a text without a limit, where it is guessed how long t
 
 @dataclass
 class _Text:
-    """One text and what was brought of it that is not told yet."""
+    """One text and what was brought of it that is not told yet. tokens: made so far."""
 
     making: Making
     choice: Choice
     text: str = ""
+    tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     result: Generation | None = None
     told: bool = False  # its end too
@@ -158,11 +159,11 @@ class Texts:
         await exchange.begin_events()
         for one in self._texts:
             if (opening := one.choice.opening()) is not None:
-                await exchange.event(self._head.response(kind, [opening]))
+                await exchange.event(self._head.response(kind, [opening], self._so_far()))
         while not all(one.told for one in self._texts):
             for one in self._texts:
                 for piece in self._pieces(one):
-                    await exchange.event(self._head.response(kind, [piece]))
+                    await exchange.event(self._head.response(kind, [piece], self._so_far()))
             self._raise_error()
             if not all(one.told for one in self._texts) and not await self._wait(thread, _PING_EVERY):
                 await exchange.send_part(_PING)
@@ -173,6 +174,12 @@ class Texts:
             await exchange.event(self._head.response(kind, [], usage) | extra)
         await exchange.send_part(b"data: [DONE]\n\n")
         await exchange.end_events()
+
+    def _so_far(self) -> Json | None:
+        """Counts of tokens for a chunk, where they are wanted in each."""
+        if not self._request.continuous_usage:
+            return None
+        return counts_so_far(self._plan, sum(one.tokens for one in self._texts))
 
     async def _all_at_once(self, thread: EngineThread, more: bool) -> None:
         while not all(one.result for one in self._texts):
@@ -220,6 +227,7 @@ class Texts:
             self._started = True
             self._metrics.queued.observe(news.at - self._called)
         one.text += news.text
+        one.tokens += news.tokens
         one.logprobs += news.logprobs
         if news.tokens:
             self._count(making, news)

@@ -34,7 +34,7 @@ class Moonshine:
     heard: Heard
     told: Told
 
-    def transcribe(self, samples: Samples) -> Task[list[Segment]]:
+    def transcribe(self, samples: Samples, _: object = None) -> Task[list[Segment]]:
         """A segment for each stretch of at most 30 s, cut where it is quietest."""
         segments: list[Segment] = []
         for begin, end in self.windows(samples, ()):

@@ -46,7 +46,8 @@ def transcribe(
     made, loop = partial(make, Sequences(runtime)), loop_of(runtime)
     if options.batch_size is not None:
         return in_batches(loop, made, sources, options.batch_size * options.sequences)
-    return loop.run((options.sequences, _one(made, source)) for source in sources)
+    alone = len(sources) == 1
+    return loop.run((options.sequences, _one(made, source, alone)) for source in sources)
 
 
 def detect_languages(
@@ -92,18 +93,24 @@ def _without_silence(sound: Sound, voice: Vad | None) -> Skipped | None:
     return None if voice is None else Skipped.all_but(sound.samples, voice.spans(sound.samples))
 
 
-def _one(make: Make, source: Source) -> Task[Transcript]:
-    """One sound of a batch, window after window."""
+def _one(make: Make, source: Source, at_once: bool) -> Task[Transcript]:
+    """One sound of a batch, window after window. at_once: its spectrogram is made now, not in a step, for which others
+    would wait; of many sounds that would be much to hold."""
     segments: list[Segment] = []
 
     def told(segment: Segment) -> None:
         segments.append(source.told(segment))
 
     model = make(source.options, source.seed, source.heard, told)
-    yield from model.transcribe(source.samples)
-    if isinstance(model, Whisper):
-        return source.finished(segments, model.language, model.language_probability)
-    return source.finished(segments, None, 0.0)
+    prepared = model.prepare(source.samples) if at_once else None
+
+    def hear() -> Task[Transcript]:
+        yield from model.transcribe(source.samples, prepared)
+        if isinstance(model, Whisper):
+            return source.finished(segments, model.language, model.language_probability)
+        return source.finished(segments, None, 0.0)
+
+    return hear()
 
 
 Maker = Callable[[SpeechEngine, Transcription, int, Heard, Told], Whisper | Moonshine]

@@ -121,9 +121,10 @@ class Whisper:
         named = [id for id in asked if id >= 0]
         return [*named, *self.model.suppress] if len(named) < len(asked) else named
 
-    def transcribe(self, samples: Samples) -> Task[list[Segment]]:
-        """The segments of a sound, samples (n,) at 16 kHz: each window begins where the one before was done."""
-        mel, window = self.prepare(samples), self.model.n_frames
+    def transcribe(self, samples: Samples, prepared: Mel | None = None) -> Task[list[Segment]]:
+        """The segments of a sound, samples (n,) at 16 kHz: each window begins where the one before was done. prepared:
+        what prepare() has made of them."""
+        mel, window = self.prepare(samples) if prepared is None else prepared, self.model.n_frames
         for seek, end in self._clips(samples):
             while seek < end:
                 seek += yield from self._hear(mel, seek, min(window, end - seek))
