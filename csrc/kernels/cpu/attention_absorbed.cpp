@@ -35,15 +35,14 @@ void score_codes(const TurnedScores& x) {
         int16_t turned[2 * kMaxTurnedDim];
         turn_query(q, x.first, dim, turned);
         const auto bytes = static_cast<int64_t>(x.head_stride);
-        TurnedRows rows = {static_cast<const char*>(x.data) + head * (bytes ? bytes : x.dim),
-                           static_cast<int64_t>(x.stride), static_cast<const int16_t*>(x.turns), dim};
+        const TurnedRows rows = {static_cast<const char*>(x.data) + head * (bytes ? bytes : x.dim),
+                                 static_cast<int64_t>(x.stride), static_cast<const int16_t*>(x.turns), dim};
         const auto* const scales =
             reinterpret_cast<const float*>(static_cast<const char*>(x.scales) + head * bytes);
         const bool calls = pair % x.n_q == 0;
+        if (calls && x.ahead) call_share(x, head);
         for (int64_t i = 0; i < x.n; i += lanes) {
             if (calls && x.head_stride) call_ahead(rows.data + i * rows.stride, rows.stride, x.dim);
-            if (calls && x.ahead)
-                rows.ahead = static_cast<const char*>(x.ahead) + (head * kBlockTokens + i) * x.dim;
             const Vec dots = x.n - i < lanes ? dots_of_rows<false>(turned, rows, i, x.n)
                                              : dots_of_rows<true>(turned, rows, i, x.n);
             finish_turned(x, pair, i, q->unit * kTurned, dots, scales + i);

@@ -70,7 +70,6 @@ struct TurnedRows {
     int64_t stride;
     const int16_t* turns;
     int64_t dim;
-    const char* ahead = nullptr;  // what to call for meanwhile, as many bytes as are read
 };
 
 /// Calls for what will be read after a vector of a head's rows, of so many bytes each, as far behind them as
@@ -96,7 +95,7 @@ inline void call_share(const TurnedScores& x, int64_t head) {
 /// Products of a turned query with a vector of rows; those beyond the last (not `whole`) repeat it.
 template <bool whole>
 Vec dots_of_rows(const int16_t* query, const TurnedRows& rows, int64_t first, int64_t n) {
-    constexpr int64_t kColumns = 2 * lanes, kBytes = lanes * kColumns, kLine = 64;
+    constexpr int64_t kColumns = 2 * lanes;
     RowSums acc[lanes];
 #pragma GCC unroll 16
     for (RowSums& sums : acc) sums = no_sums(RowCodes{});
@@ -106,9 +105,6 @@ Vec dots_of_rows(const int16_t* query, const TurnedRows& rows, int64_t first, in
         const int16_t* const turn = turns_at(rows.turns, rows.dim, first, c);
         const FromOne at(rows.stride);
         const char* four = data + c;
-        if (rows.ahead)
-            for (int64_t line = 0; line < kBytes; line += kLine)
-                __builtin_prefetch(rows.ahead + c / kColumns * kBytes + line, 0, 2);
 #pragma GCC unroll 16
         for (int j = 0; j < lanes; ++j) {
             const int64_t beyond = whole ? 0 : first + j < n ? 0 : first + j - (n - 1);
@@ -272,20 +268,6 @@ inline void gather_strip(const AbsorbedValues& x, int64_t group, int64_t column,
     }
 }
 
-/// Calls for the strip after one, a share of it at a time: it is in a cache further away.
-inline void call_next_strip(const AbsorbedValues& x, int64_t group, int64_t column, int64_t share,
-                            int64_t of) {
-    constexpr int64_t kLine = 64;
-    if (column % kLine != 0) return;
-    const bool same = column + kLine < x.dim;
-    if (!same && group + 1 == x.heads) return;
-    const int64_t end = x.first + (share + 1) * x.n / of;
-    for (int64_t row = x.first + share * x.n / of; row < end; ++row)
-        __builtin_prefetch(head_of(x, row / kBlockTokens, same ? group : group + 1) +
-                               row % kBlockTokens * x.dim + (same ? column + kLine : 0),
-                           0, 3);
-}
-
 /// What tiles of products call for: the rows that are read after these, which come from memory. A line at a
 /// time, as products go on: of many at once the CPU drops some.
 class Ahead {
@@ -354,28 +336,22 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
 
 template <int V, bool Part>
 void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& strip, int64_t vector,
-                 int64_t group, int64_t column, bool calls, int64_t left) {
-    constexpr int64_t kAtOnce = 4;
+                 int64_t group, int64_t column, int64_t left) {
     const int64_t strips = (x.dim + kStripColumns - 1) / kStripColumns;
-    const int64_t steps = (x.n_pairs + kAtOnce - 1) / kAtOnce;
-    for (int64_t pair = 0, step = 0; pair < x.n_pairs; ++step) {
-        if (calls) call_next_strip(x, group, column, step, steps);
-        for (int64_t end = pair + kAtOnce; pair < end && pair < x.n_pairs;) {
-            float* const out = x.out + group * x.dim + column + vector * lanes;
-            const auto with = [&](auto kernel, int64_t n) {
-                const Ahead ahead = calls ? Ahead(x, group * strips + column / kStripColumns,
-                                                  x.heads * strips, pair, n, kStripLanes)
-                                          : Ahead();
-                kernel(x, weights, pair, strip, vector, out, left, ahead);
-                pair += n;
-            };
-            if (x.n_pairs - pair >= 4)
-                with(add_tile<4, V, Part>, 4);
-            else if (x.n_pairs - pair >= 2)
-                with(add_tile<2, V, Part>, 2);
-            else
-                with(add_tile<1, V, Part>, 1);
-        }
+    float* const out = x.out + group * x.dim + column + vector * lanes;
+    for (int64_t pair = 0; pair < x.n_pairs;) {
+        const auto with = [&](auto kernel, int64_t n) {
+            const int64_t at = group * strips + column / kStripColumns;
+            const Ahead ahead = vector == 0 ? Ahead(x, at, x.heads * strips, pair, n, kStripLanes) : Ahead();
+            kernel(x, weights, pair, strip, vector, out, left, ahead);
+            pair += n;
+        };
+        if (x.n_pairs - pair >= 4)
+            with(add_tile<4, V, Part>, 4);
+        else if (x.n_pairs - pair >= 2)
+            with(add_tile<2, V, Part>, 2);
+        else
+            with(add_tile<1, V, Part>, 1);
     }
 }
 
@@ -385,7 +361,7 @@ inline void add_strip(const AbsorbedValues& x, int64_t group, int64_t column, co
     const int64_t left = x.dim - column, whole = left / lanes;
     int64_t vector = 0;
     const auto with = [&](auto kernel, int64_t n) {
-        kernel(x, weights, strip, vector, group, column, vector == 0, left - vector * lanes);
+        kernel(x, weights, strip, vector, group, column, left - vector * lanes);
         vector += n;
     };
     if constexpr (absorbed_vectors >= 4)

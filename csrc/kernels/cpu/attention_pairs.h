@@ -28,22 +28,6 @@ inline void read_strip(const AbsorbedValues& x, int64_t column, int64_t n, float
     }
 }
 
-/// Calls for the strip after one, which is in a cache further away: a share of it with so many pairs.
-inline void call_next_strip(const AbsorbedValues& x, int64_t column, int64_t pair, int64_t pairs) {
-    constexpr int64_t kLine = 64;
-    const int64_t next = column + kPairColumns, begin = x.first + pair * x.n / x.n_pairs;
-    const int64_t end = x.first + (pair + pairs) * x.n / x.n_pairs;
-    if (next >= x.heads * x.dim) return;
-    const auto stride = static_cast<int64_t>(head_bytes(DType(x.type), x.dim).elements);
-    const int64_t first = next % x.dim * stride / x.dim, size = kPairColumns * stride / x.dim;
-    for (int64_t row = begin, left; row < end; row += left) {
-        left = kBlockTokens - row % kBlockTokens < end - row ? kBlockTokens - row % kBlockTokens : end - row;
-        const char* at = head_of(x, row / kBlockTokens, next / x.dim) + row % kBlockTokens * stride + first;
-        for (int64_t i = 0; i < left; ++i, at += stride)
-            for (int64_t c = 0; c < size; c += kLine) __builtin_prefetch(at + c, 0, 3);
-    }
-}
-
 // A sum of products is at most the product of the norms of its factors: so much may these be, rounded.
 constexpr float kWeightNorm = 65000, kRowNorm = 32700, kMostShort = 32767;
 
@@ -215,7 +199,6 @@ void add_pair_strip(const AbsorbedValues& x, int64_t column, const PairWeights& 
     int64_t pair = 0;
     const auto with = [&](auto kernel, int64_t n) {
         for (; pair + n <= x.n_pairs; pair += n) {
-            call_next_strip(x, column, pair, n);
             const Ahead ahead(x, column / kPairColumns, strips, pair, n, kAbsorbedRows / 2);
             for (int64_t vector = 0; vector < kPairVectors; vector += V)
                 kernel(weights, pair, strip, vector, x, x.out + column, vector == 0 ? ahead : Ahead());
