@@ -108,31 +108,6 @@ __device__ void code_head_in_groups(const Source& x, int64_t row, int head, cons
     }
 }
 
-/// Calls fn with the trait of a type, on the host.
-template <class Fn>
-inline void with_row(DType dtype, const Fn& fn) {
-    switch (dtype) {
-        case DType::F16:
-            return fn(RowF16());
-        case DType::BF16:
-            return fn(RowBF16());
-        case DType::Q8:
-            return fn(RowQ8());
-        case DType::FP8_E4M3:
-            return fn(RowE4M3());
-        case DType::FP8_E5M2:
-            return fn(RowE5M2());
-        case DType::Q4:
-            return fn(RowFew<4>());
-        case DType::Q3:
-            return fn(RowFew<3>());
-        case DType::Q2:
-            return fn(RowFew<2>());
-        default:
-            return fn(RowF32());
-    }
-}
-
 /// Whether heads of a plane may be moved in packs of codes of this size.
 inline bool plane_fits(const RowsView& plane, size_t size) {
     const size_t stride = plane.block_tokens ? plane.block_stride : plane.row_bytes;
