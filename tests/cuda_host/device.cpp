@@ -173,8 +173,16 @@ cudaError_t cuda_host::launch(const cudaLaunchConfig_t& config, const void* kern
     });
 }
 
-/// For tests/test_cuda_launches.py.
+// For tests/test_cuda_launches.py.
 extern "C" [[gnu::visibility("default")]] uint64_t slimrt_emulated_launches() {
     const Lock lock(all);
     return n_started;
+}
+extern "C" [[gnu::visibility("default")]] uint64_t slimrt_emulated_uploads() {
+    const Lock lock(all);
+    return n_uploads;
+}
+extern "C" [[gnu::visibility("default")]] uint64_t slimrt_emulated_bytes_down() {
+    const Lock lock(all);
+    return n_bytes_down;
 }
