@@ -14,6 +14,7 @@
 #include "cuda_host_runtime.h"
 #include "cuda_runtime.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/device.h"
 
 using namespace slimrt;
 
@@ -101,9 +102,18 @@ int test_recorded_steps() {
     return failures;
 }
 
+int test_advice_after_a_fork() {
+    try {
+        cuda::check(cudaErrorInitializationError, "copying");
+    } catch (const Error& error) {
+        if (std::strstr(error.what(), "after the fork")) return 0;
+    }
+    return std::puts("FAIL: after a fork nothing is advised"), 1;
+}
+
 int main() {
     setenv("SLIMRT_EMULATED_DEVICES", "2", 1);
-    int failures = test_likeliest() + test_recorded_steps();
+    int failures = test_likeliest() + test_recorded_steps() + test_advice_after_a_fork();
     const auto expect_first = [&](const char* after) {
         int device = -1;
         cudaGetDevice(&device);

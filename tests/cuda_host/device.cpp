@@ -51,6 +51,8 @@ const char* cudaGetErrorName(cudaError_t error) {
             return "cudaErrorInvalidValue";
         case cudaErrorMemoryAllocation:
             return "cudaErrorMemoryAllocation";
+        case cudaErrorInitializationError:
+            return "cudaErrorInitializationError";
         case cudaErrorInvalidConfiguration:
             return "cudaErrorInvalidConfiguration";
         case cudaErrorInsufficientDriver:
