@@ -1,40 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nvcc made of the kernels: code for every architecture, with the instructions that they are written for.
+"""What nvcc made of the kernels: code for every architecture, with the instructions that they are written for, and
+loops that are no dearer than they were (tests/cuda_sass.txt).
 
-A guard or a wrong flag can leave the body of a kernel empty in silence. Needs a core built with CUDA, no device.
+A guard or a wrong flag can leave the body of a kernel empty in silence, and a division in a loop of copies costs more
+than the copies. Needs a core built with CUDA, no device.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 import pytest
 
+import sass
 from slimrt import _core
 
 CORE = Path(_core.__file__)
+BUDGETS = Path(__file__).parent / "cuda_sass.txt"
 RELEASED = {"sm_80", "sm_89", "sm_90a"}  # SLIMRT_CUDA_ARCHS; .ci/run compiles for sm_80 alone
 BY_NVCC = b".nv_fatbin" in CORE.read_bytes()
 pytestmark = pytest.mark.skipif(not BY_NVCC, reason="this core was built without nvcc")
-
-
-def tool(name: str) -> str:
-    """A program of NVIDIA's wheels, or of a toolkit; the test is skipped without it."""
-    try:
-        for path in files(f"nvidia-cuda-{name}") or []:
-            if path.name == name:
-                return str(path.locate())
-    except PackageNotFoundError:
-        pass
-    found = shutil.which(name)
-    if not found:
-        pytest.skip(f"{name} is missing: install the extra dev")
-    return found
-
 
 # Products of matrices, copies to shared memory in the background, matrices out of shared memory. Whole rows on sm_90a:
 # bulk copies, barriers that count their bytes and a barrier of the cluster; before it barriers that count copies.
@@ -51,20 +38,23 @@ ONLY = {"7ClusterE": ("sm_90a",), "6BlocksE": ("sm_80",)}  # absorbed_kernel<Clu
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict[tuple[str, str], list[set[str]]]:
-    """Of each architecture and kind of kernel, the instructions of every kernel. Taking it all apart takes a while."""
-    tmp_path = tmp_path_factory.mktemp("cubins")
-    subprocess.run([tool("cuobjdump"), "-xelf", "all", CORE], cwd=tmp_path, check=True, capture_output=True)
+def kernels():
+    """Taking it all apart takes a quarter of a minute."""
+    for name in ("cuobjdump", "nvdisasm"):
+        if not sass.tool(name):
+            pytest.skip(f"{name} is missing: install the extra dev")
+    return list(sass.kernels(CORE))
+
+
+@pytest.fixture(scope="module")
+def found(kernels) -> dict[tuple[str, str], list[set[str]]]:
+    """Of each architecture and kind of kernel, the instructions of every kernel."""
     found: dict[tuple[str, str], list[set[str]]] = {}
-    for cubin in sorted(tmp_path.glob("*.cubin")):
-        if not any(name.encode() in cubin.read_bytes() for name in WANTED):
-            continue
-        listing = subprocess.run([tool("nvdisasm"), "-c", cubin], check=True, capture_output=True, text=True).stdout
-        for body in listing.split(".section\t.text.")[1:]:
-            instructions = set(re.findall(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)", body))
-            for name in WANTED:
-                if name in body.split(",")[0]:
-                    found.setdefault((cubin.name.split(".")[-2], name), []).append(instructions)
+    for kernel in kernels:
+        instructions = set(re.findall(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)", kernel.listing))
+        for name in WANTED:
+            if name in kernel.name:
+                found.setdefault((kernel.architecture, name), []).append(instructions)
     return found
 
 
@@ -79,6 +69,18 @@ def test_kernels_have_the_instructions_that_they_are_for(found):
         assert not missing, (architecture, name, missing)
 
 
+def test_loops_are_no_dearer_than_they_were(kernels):
+    """Where a kernel is better, or rightly dearer: python tests/sass.py slimrt/_core*.so > tests/cuda_sass.txt."""
+    release, budgets = sass.read(BUDGETS)
+    if sass.release(CORE) != release:
+        pytest.skip(f"{BUDGETS.name} is of nvcc {release}, this core of {sass.release(CORE)}")
+    is_now = sass.table(CORE, kernels)
+    compiled = {name.split()[0] for name in is_now}
+    assert {name for name in budgets if name.split()[0] in compiled} <= is_now.keys(), "a kernel is gone"
+    assert {name for name in is_now if name.startswith("sm_80 ")} <= budgets.keys(), "a kernel is new"
+    assert sass.worse(is_now, budgets) == []
+
+
 @pytest.mark.nightly  # of a core as it is released
 def test_every_architecture_is_there(found):
     assert {architecture for architecture, name in found if name not in ONLY} == RELEASED
@@ -86,5 +88,5 @@ def test_every_architecture_is_there(found):
 
 def test_devices_that_are_newer_find_code_that_they_can_compile():
     """Of kernels of clusters none: the others' are for them too."""
-    listing = subprocess.run([tool("cuobjdump"), "-lptx", CORE], check=True, capture_output=True, text=True).stdout
+    listing = subprocess.run([sass.tool("cuobjdump"), "-lptx", CORE], check=True, capture_output=True, text=True).stdout
     assert set(re.findall(r"sm_\w+\.ptx", listing)) == {"sm_80.ptx"}

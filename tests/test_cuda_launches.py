@@ -1,37 +1,115 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many kernels a step of one token starts on a CUDA device, a layer; the emulator counts them (tests/emulated.sh).
+"""What a step of one token asks of a CUDA device; the emulator counts it (tests/emulated.sh).
 
-Each costs some two microseconds at decoding, whatever it does: of a small model that is half of the time.
+A kernel costs some two microseconds at decoding, whatever it does: of a small model that is half of the time. A copy
+from the host costs as much, and a row of logits to it, of 152 thousand tokens, a hundred.
 """
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
+import slimrt
 from conftest import open_engine
 from gguf_shapes import Shape, write_random
 from slimrt import _core
 
 MODEL = Shape(d=256, n_layers=1, n_heads=4, n_ctx=128, d_ff=512, n_vocab=64)  # of sizes that have the fast kernels
-launches = getattr(ctypes.CDLL(_core.__file__), "slimrt_emulated_launches", None)
+emulator = ctypes.CDLL(_core.__file__)
+launches = getattr(emulator, "slimrt_emulated_launches", None)
 pytestmark = pytest.mark.skipif(launches is None, reason="counted by the emulator of CUDA")
+if launches is not None:
+    uploads, bytes_down = emulator.slimrt_emulated_uploads, emulator.slimrt_emulated_bytes_down
+    for counter in (launches, uploads, bytes_down):
+        counter.restype = ctypes.c_uint64
 
 
-def of_a_step(path, mode: str) -> int:
+def of_steps(path: Path, mode: str, counter, n: int = 3, **options) -> list[int]:
+    """Of the steps after a prompt of 57 tokens: by single calls, recorded, and played."""
     engine = open_engine(path, mode, "f16", device="cuda")
     sequence = engine.new_sequence()
     engine.append([(sequence, np.arange(3, 60, dtype=np.int32))])
-    for _ in range(3):  # by single calls, recorded, and played
-        before = launches()
-        engine.append([(sequence, np.asarray([5], np.int32))])
-    return launches() - before
+    counts = [counter()]
+    for _ in range(n):
+        engine.append([(sequence, np.asarray([5], np.int32))], **options)
+        counts.append(counter())
+    return np.diff(counts).tolist()
 
 
 @pytest.mark.parametrize(("mode", "n"), [("kv", 7), ("k", 8)])
 def test_kernels_of_a_layer(mode, n, tmp_path):
-    one, two = (of_a_step(write_random(tmp_path / f"{n}.gguf", replace(MODEL, n_layers=n)), mode) for n in (1, 2))
+    one, two = (
+        of_steps(write_random(tmp_path / f"{n}.gguf", replace(MODEL, n_layers=n)), mode, launches)[-1] for n in (1, 2)
+    )
     assert two - one == n
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])  # layers of one group, and with windows, of two
+def test_all_that_a_step_reads_is_one_copy(arch, tmp_path):
+    """Where a block of the cache begins too."""
+    path = write_random(tmp_path / "model.gguf", replace(MODEL, arch=arch, n_layers=6))
+    assert of_steps(path, "kv", uploads, 10) == [1] * 10
+
+
+def test_logits_stay_where_they_are_if_the_likeliest_token_is_wanted(tmp_path):
+    path = write_random(tmp_path / "model.gguf", MODEL)
+    assert of_steps(path, "kv", bytes_down) == [4 * MODEL.n_vocab] * 3
+    assert of_steps(path, "kv", bytes_down, tokens=True) == [4] * 3
+
+
+def test_the_token_that_greedy_sampling_takes(tmp_path):
+    """Of several rows, some of them equal tokens' (rows of the head that are the same): the lowest id."""
+    path = write_random(tmp_path / "model.gguf", replace(MODEL, n_vocab=50))
+    reader = gguf.GGUFReader(path, "r+")
+    (head,) = [t.data for t in reader.tensors if t.name in ("output.weight", "token_embd.weight")][-1:]
+    head[:] = head[np.arange(50) // 2]  # logits come in pairs
+    head.flush()
+    del head, reader
+    engine = open_engine(path, "kv", "f16", device="cuda")
+    rows = []
+    for kind in ({}, {"tokens": True}):
+        sequence = engine.new_sequence()
+        rows.append(engine.append([(sequence, np.arange(3, 45, dtype=np.int32))], all_logits=True, **kind))
+        engine.free_sequence(sequence)
+    logits, tokens = rows
+    assert tokens.shape == (42, 1)
+    greedy = [token for token, _ in engine.sample(logits, [_core.Sampler(temperature=0.0) for _ in logits])]
+    assert tokens.view(np.int32)[:, 0].tolist() == greedy
+    assert all(token % 2 == 0 for token in greedy)
+
+
+def test_broken_weights_are_told(tmp_path):
+    path = write_random(tmp_path / "model.gguf", MODEL)
+    reader = gguf.GGUFReader(path, "r+")
+    (norm,) = [t.data for t in reader.tensors if t.name == "output_norm.weight"]
+    norm[0] = np.nan
+    norm.flush()
+    del norm, reader
+    engine = open_engine(path, "kv", "f16", device="cuda")
+    sequence = engine.new_sequence()
+    with pytest.raises(slimrt.ModelFormatError, match="the logits are NaN"):
+        engine.append([(sequence, np.asarray([5], np.int32))], tokens=True)
+    assert engine.length(sequence) == 0
+
+
+def test_a_text_without_chance_copies_no_logits(tiny):
+    """The same text as with logprobs, which are made of logits; a sampler that changes these has them too."""
+    with slimrt.Model(tiny, device="cuda", n_ctx=64) as model:
+
+        def generate(**options) -> tuple[str, int]:
+            before = bytes_down()
+            made = model.generate("the cat sat", max_tokens=8, temperature=0.0, cache_prompt=False, **options)
+            return made.text, bytes_down() - before
+
+        row = 4 * model.n_vocab
+        (text, few), (with_logprobs, many) = generate(), generate(logprobs=1)
+        assert text == with_logprobs
+        assert few < row
+        assert many >= 8 * row
+        assert generate(repeat_penalty=1.1)[1] >= 8 * row

@@ -88,7 +88,7 @@ AttentionTimes time_attention(Arrays& arrays, const Decoding& d, int repetitions
     fill_rows(arrays, n, planes, random);
     std::vector<AttentionSequence> sequences = sequences_of(d, planes[0].table.data());
     const std::span<AttentionSequence> list = sequences;
-    arrays->upload_sequences({&list, 1});
+    arrays->upload_step({}, {&list, 1});
     const Tensor own = arrays.zeros(d.n_seqs, d.width());
     ScoreTerm score{planes[0].rows, own, d.n_kv_heads, d.head_dim, random_queries(arrays, d, random)};
     if (d.absorbed) score.rope = usual_rope(arrays, d.n + 1, d.head_dim);

@@ -111,7 +111,7 @@ class PyEngine {
 
     nb::object append(const nb::sequence& items, bool all_logits,
                       const std::optional<std::vector<int64_t>>& outputs, bool states, const nb::object& out,
-                      const nb::object& on_progress) {
+                      const nb::object& on_progress, bool tokens) {
         std::vector<std::vector<int32_t>> keep;  // copies: nobody may change a token once it is checked
         std::vector<Engine::Item> list;
         if (outputs && (outputs->size() != nb::len(items) || all_logits))
@@ -130,8 +130,8 @@ class PyEngine {
             list.push_back({nb::cast<int>(item[0]), keep.back(), wanted});
             rows += size_t(wanted);
         }
-        const Output output = states ? Output::states : Output::logits;
-        const size_t width = states ? engine_->config().d_model : engine_->config().n_vocab;
+        const Output output = tokens ? Output::tokens : states ? Output::states : Output::logits;
+        const size_t width = size_t(engine_->width_of(output));
         Array<float> given;
         std::vector<float> made;
         if (out.is_none())
@@ -314,7 +314,7 @@ void bind_engine(nb::module_& m) {
         .def("tile", &PyEngine::tile, nb::arg("sequence"), nb::arg("length"))
         .def("append", &PyEngine::append, nb::arg("items"), nb::kw_only(), nb::arg("all_logits") = false,
              nb::arg("outputs") = nb::none(), nb::arg("states") = false, nb::arg("out") = nb::none(),
-             nb::arg("on_progress") = nb::none())
+             nb::arg("on_progress") = nb::none(), nb::arg("tokens") = false)
         .def("encode", &PyEngine::encode, nb::arg("items"), nb::kw_only(), nb::arg("states") = false,
              nb::arg("encoded") = false, nb::arg("on_progress") = nb::none())
         .def("sample", &PyEngine::sample, nb::arg("logits"), nb::arg("samplers"), nb::kw_only(),

@@ -146,7 +146,6 @@ void Engine::run_steps(std::span<const Item> items, Output output, float* out, c
         reported = Clock::now();
         if (progress) progress(so_far, total);
     };
-    const int64_t row_of_output = output == Output::logits ? config().n_vocab : config().d_model;
     int64_t in_step = 0;
     observer.progress = [&](double share) {
         if (Clock::now() - reported > std::chrono::milliseconds(200)) report(done + int64_t(share * in_step));
@@ -158,7 +157,7 @@ void Engine::run_steps(std::span<const Item> items, Output output, float* out, c
         run_step(*decoder_, *backend_, scratch_, step, output, out, observer);
         for (const AttentionSequence& s : step.groups[0].sequences)
             cache().commit(items[item++].sequence, s.n_queries);
-        if (out) out += step.outputs.size() * row_of_output;
+        if (out) out += step.outputs.size() * width_of(output);
         done += in_step;
         report(done);
     }

@@ -55,12 +55,16 @@ class Engine {
     /// the input is too short, Error{context_overflow} when it is longer than n_source allows.
     int64_t encoder_rows(const EncoderInput& input) const;
 
-    /// Appends tokens in steps (Decoder::step_limits) and writes rows to `out`, logits or states (Output),
+    /// Appends tokens in steps (Decoder::step_limits) and writes rows to `out` (Output, of width_of() floats)
     /// for the last Item::outputs tokens of each item. An exception leaves the sequences as they were; one
     /// whose rows are gone by then, behind a window, keeps the tokens of the steps that were done, and an
     /// Error says so.
     void append(std::span<const Item> items, Output output, float* out, const Progress& progress,
                 const StepObserver& observer = {});
+
+    int64_t width_of(Output output) const {
+        return output == Output::tokens ? 1 : output == Output::states ? config().d_model : config().n_vocab;
+    }
 
     struct Head {
         int layer, head;

@@ -1,6 +1,7 @@
 #include "engine/step.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "core/error.h"
@@ -76,24 +77,37 @@ bool is_placed(const Step& step) {
     return std::ranges::any_of(step.groups, [](const Step::Group& group) { return group.slots.empty(); });
 }
 
-/// The step in the backend's memory, its sequences placed.
-Batch batch_of(Backend& backend, Scratch& scratch, const Step& step) {
-    Batch batch{.tokens = upload(backend, scratch, step.tokens),
-                .positions = upload(backend, scratch, step.positions),
-                .groups = {},
-                .encoder_states = step.encoder_states,
+/// The step in the backend's memory, its sequences placed, and its outputs. All of its numbers go there
+/// together, and are kept as long.
+Batch batch_of(Backend& backend, const Step& step, std::vector<int32_t>& numbers, Tensor& outputs) {
+    Batch batch{.encoder_states = step.encoder_states,
                 .sequence = step.n_sequences() == 1 ? step.last : -1,
                 .chunk = is_placed(step)};
+    for (const Step::Group& group : step.groups) batch.groups.push_back({{}, group.sequences, group.older});
     std::vector<std::span<AttentionSequence>> lists;
-    for (const Step::Group& group : step.groups)
-        batch.groups.push_back({group.slots.empty() ? Tensor{} : upload(backend, scratch, group.slots),
-                                group.sequences, group.older});
-    for (GroupBatch& group : batch.groups) {
-        lists.push_back(group.sequences);
-        for (OlderRows& rows : group.older) lists.push_back(rows.sequences);
+    const auto add = [&](const std::vector<int32_t>& list) {
+        const size_t at = numbers.size();
+        numbers.resize(at + list.size());
+        std::copy(list.begin(), list.end(), numbers.begin() + at);
+    };
+    add(step.tokens);
+    add(step.positions);
+    add(step.outputs);
+    for (size_t g = 0; g < batch.groups.size(); ++g) {
+        add(step.groups[g].slots);
+        lists.push_back(batch.groups[g].sequences);
+        for (OlderRows& rows : batch.groups[g].older) lists.push_back(rows.sequences);
     }
     lists.push_back(batch.encoder_states);
-    backend.upload_sequences(lists);
+    int32_t* at = backend.upload_step(numbers, lists).i32();
+    const auto take = [&](const std::vector<int32_t>& list, Tensor& to) {
+        if (!list.empty()) to = Tensor(at, DType::I32, 1, int64_t(list.size()));
+        at += list.size();
+    };
+    take(step.tokens, batch.tokens);
+    take(step.positions, batch.positions);
+    take(step.outputs, outputs);
+    for (size_t g = 0; g < batch.groups.size(); ++g) take(step.groups[g].slots, batch.groups[g].slots);
     return batch;
 }
 
@@ -103,8 +117,9 @@ void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const 
               float* out, const StepObserver& observer) {
     constexpr int64_t kLogitRows = 32;  // the head's output is wide: a few rows at a time
     const Scratch::Scope scope(scratch);
-    Batch batch = batch_of(backend, scratch, step);
-    const Tensor outputs = upload(backend, scratch, step.outputs);
+    std::vector<int32_t> numbers;
+    Tensor outputs;
+    Batch batch = batch_of(backend, step, numbers, outputs);
     const int64_t n = outputs.cols;
     const Tensor x = scratch.f32(batch.tokens.cols, decoder.config().d_model);
     const auto forward = [&] { decoder.forward(batch, scratch, x, observer); };
@@ -115,13 +130,20 @@ void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const 
     if (n == 0) return;
     const Tensor states = scratch.f32(std::min(n, kLogitRows), x.cols);
     const Tensor logits = scratch.f32(states.rows, decoder.config().n_vocab);
-    const Tensor told = output == Output::logits ? logits : states;
+    const Tensor told = output == Output::logits   ? logits
+                        : output == Output::states ? states
+                                                   : Tensor(states.data, DType::I32, states.rows, 1);
     for (int64_t first = 0; first < n; first += kLogitRows) {
         const int64_t some = std::min(kLogitRows, n - first);
         backend.gather(x, outputs.cols_of(first, some), states.rows_of(0, some));
         decoder.finish(states.rows_of(0, some));
-        if (output == Output::logits) decoder.logits(states.rows_of(0, some), logits.rows_of(0, some));
-        if (out) backend.download(out + first * told.cols, told, told.rows_of(0, some).bytes());
+        if (output != Output::states) decoder.logits(states.rows_of(0, some), logits.rows_of(0, some));
+        if (output == Output::tokens) backend.likeliest(logits.rows_of(0, some), told.rows_of(0, some));
+        if (!out) continue;
+        backend.download(out + first * told.cols, told, told.rows_of(0, some).bytes());
+        for (int64_t i = first; output == Output::tokens && i < first + some; ++i)
+            if (std::bit_cast<int32_t>(out[i]) < 0)
+                fail(ErrorCode::format, "the logits are NaN or infinite, or sample() has to choose here");
     }
 }
 

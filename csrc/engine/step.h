@@ -26,10 +26,12 @@ struct Step {
     void add_encoder_states(int64_t length, const int32_t* table);
 };
 
-/// What a step tells of its outputs: logits [n_vocab], or what the head would read [d_model].
-enum class Output { logits, states };
+/// What a step tells of its outputs: logits [n_vocab], what the head would read [d_model], or the token that
+/// a greedy Sampler takes [1], in the bits of an int32.
+enum class Output { logits, states, tokens };
 
-/// Runs a step; rows of step.outputs go to `out` (host memory), one after another.
+/// Runs a step; rows of step.outputs go to `out` (host memory), one after another. Throws
+/// Error{format} where a row has no likeliest token.
 void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const Step& step, Output output,
               float* out, const StepObserver& observer = {});
 

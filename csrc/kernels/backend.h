@@ -279,10 +279,20 @@ class Backend {
     }
     virtual int host_threads() const { return 1; }
 
-    /// Uploads the attention metadata of a step, positions, lengths and block tables, so that a device has
-    /// them before the calls; sets `uploaded` of every sequence. The sequences of a later call follow one
-    /// another as they do in one of these lists. Calls about other sequences work too, and upload their own.
-    virtual void upload_sequences(std::span<const std::span<AttentionSequence>>) {}
+    /// Brings what a step reads beside weights and rows where calls read it, all at once: its numbers (I32),
+    /// which are returned, and the positions, lengths and block tables of its sequences, of whom it sets
+    /// `uploaded`. Valid until the next call, while the caller keeps the numbers. The sequences of a later
+    /// call follow one another as they do in one of these lists. Calls about other sequences work too, and
+    /// upload their own.
+    virtual Tensor upload_step(std::span<const int32_t> numbers,
+                               std::span<const std::span<AttentionSequence>>) {
+        return {const_cast<int32_t*>(numbers.data()), DType::I32, 1, int64_t(numbers.size())};
+    }
+    /// out [n, 1] I32: the column of the largest number of each row of x, of equal ones the lowest. Or -1,
+    /// where the host has to look: at NaN, +infinity, nothing but -infinity; everywhere if it has the row.
+    virtual void likeliest(Tensor, Tensor out) {
+        for (int64_t i = 0; i < out.rows; ++i) *out.i32(i) = -1;
+    }
     /// Calls body(). A device may capture its calls the first time and replay them whenever `shape` is the
     /// same: then they must not differ, but for what memory holds and for the positions and lengths of
     /// uploaded sequences of one query each.

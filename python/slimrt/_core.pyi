@@ -215,13 +215,15 @@ class Engine:
         states: bool = False,
         out: NDArray[np.float32] | None = None,
         on_progress: Callable[[int, int], object] | None = None,
+        tokens: bool = False,
     ) -> NDArray[np.float32]:
         """Runs the tokens of several sequences in chunks of at most n_batch tokens; the GIL is released.
 
         Returns logits float32 [rows, n_vocab], with states what the head would read of them, [rows, d_model]: a row for
         each item's last token, with all_logits a row for every token, or with outputs for so many of each item's last
         tokens (0: none, -1: all), items one after another. out: an array of at least so many rows to write to, whose
-        first rows are returned.
+        first rows are returned. tokens: of logits a device tells the likeliest token, int32 [rows,
+        1] to be viewed as such; ModelFormatError where they are NaN or infinite.
 
         on_progress(done, total) is called with the GIL after each chunk and a few times a second within a long one; an
         exception it raises stops the work, the sequences are truncated to where they stood before, and the exception

@@ -1,17 +1,119 @@
 // What a CUDA backend leaves of its thread: the device that others in it have chosen, PyTorch say, is current
-// again after every call. The emulator refuses what is started on a device that is not current.
+// again after every call. The emulator refuses what is started on a device that is not current. And the
+// likeliest token of a row, beside a search for it.
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <string>
+#include <vector>
 
+#include "core/error.h"
+#include "cuda_host_runtime.h"
 #include "cuda_runtime.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/device.h"
 
 using namespace slimrt;
 
+/// Rows of random numbers of few values, so that the largest are often several, and of what has no largest.
+int test_likeliest() {
+    const std::unique_ptr<Backend> backend = open_cuda_backend(0);
+    constexpr int64_t kRows = 12;
+    constexpr float kInf = INFINITY;
+    int failures = 0;
+    for (const int64_t cols : {1, 7, 64, 4096, 5003, 9000}) {
+        std::vector<float> rows(size_t(kRows * cols));
+        std::vector<int32_t> wanted(kRows), found(kRows);
+        for (int64_t i = 0; i < kRows; ++i) {
+            float* const row = rows.data() + i * cols;
+            for (int64_t j = 0; j < cols; ++j) row[j] = float(std::rand() % 60 - 70);
+            const int64_t at = std::rand() % cols;
+            if (i == 1) std::fill_n(row, cols, -kInf);
+            if (i == 2) std::fill_n(row, cols, -kInf), row[at] = -3e38f;
+            if (i == 3) row[at] = kInf;
+            if (i == 4) row[at] = NAN;
+            if (i == 5) row[at] = -NAN;
+            if (i == 6) std::fill_n(row, cols, -0.0f), row[at] = 0;
+            if (i == 7) std::fill_n(row, cols, 0.0f), row[0] = -0.0f;
+            if (i == 8) row[at] = 1e-45f;
+            if (i == 9) row[cols - 1] = 3e38f;
+            wanted[size_t(i)] =
+                i == 1 || (i > 2 && i < 6) ? -1 : int32_t(std::max_element(row, row + cols) - row);
+        }
+        const Buffer x = backend->alloc(MemoryKind::scratch, rows.size() * sizeof(float), "rows");
+        const Buffer out = backend->alloc(MemoryKind::scratch, kRows * sizeof(int32_t), "tokens");
+        const Tensor from(x.data.get(), DType::F32, kRows, cols), to(out.data.get(), DType::I32, kRows, 1);
+        backend->upload(from, rows.data(), from.bytes());
+        backend->likeliest(from, to);
+        backend->download(found.data(), to, to.bytes());
+        for (size_t i = 0; i < kRows; ++i)
+            if (found[i] != wanted[i])
+                std::printf("FAIL: of %d columns in row %zu the likeliest is %d, not %d\n", int(cols), i,
+                            wanted[i], found[i]),
+                    ++failures;
+    }
+    return failures;
+}
+
+/// Recorded steps: those that were not played for long are forgotten, and one that needs more memory than at
+/// first says so and harms nothing.
+int test_recorded_steps() {
+    int failures = 0;
+    const int64_t before = cuda_host::n_graphs;
+    {
+        const std::unique_ptr<Backend> backend = open_cuda_backend(0);
+        const Buffer buffer = backend->alloc(MemoryKind::scratch, 64 * sizeof(float), "numbers");
+        const Tensor x(buffer.data.get(), DType::F32, 1, 64);
+        float numbers[64] = {1};
+        backend->upload(x, numbers, sizeof numbers);
+        const auto add = [&] { backend->add(x, x); };
+        for (int shape = 0; shape < 100; ++shape)
+            for (int i = 0; i < 2; ++i) {
+                backend->capture_and_replay(std::to_string(shape), add);
+                backend->capture_and_replay("often", [&] { backend->scale(x, 0.5f); });
+            }
+        if (const int64_t n = cuda_host::n_graphs - before; n < 32 || n > 64)
+            std::printf("FAIL: %d recorded steps are kept\n", int(n)), ++failures;
+        const uint64_t started = cuda_host::n_started;
+        backend->capture_and_replay("often",
+                                    [] { std::puts("FAIL: what is often played was forgotten"), exit(1); });
+        backend->download(numbers, x, sizeof numbers);
+        if (numbers[0] != 0.5f || cuda_host::n_started == started)
+            std::printf("FAIL: %g, not 0.5, after 401 recorded steps\n", numbers[0]), ++failures;
+        int n = 0;
+        const auto grows = [&] { backend->reserve_workspace(size_t(++n) << 20), backend->scale(x, 2); };
+        backend->capture_and_replay("grows", grows);
+        try {
+            backend->capture_and_replay("grows", grows);
+            std::puts("FAIL: memory was allocated while a step was recorded"), ++failures;
+        } catch (const Error& error) {
+            if (error.code != ErrorCode::device || !std::strstr(error.what(), "needs more workspace"))
+                std::printf("FAIL: %s\n", error.what()), ++failures;
+        }
+        backend->scale(x, 2);
+        backend->download(numbers, x, sizeof numbers);
+        if (numbers[0] != 2)
+            std::printf("FAIL: %g, not 2, after a step that failed\n", numbers[0]), ++failures;
+    }
+    if (cuda_host::n_graphs != before) std::puts("FAIL: recorded steps outlive the backend"), ++failures;
+    return failures;
+}
+
+int test_advice_after_a_fork() {
+    try {
+        cuda::check(cudaErrorInitializationError, "copying");
+    } catch (const Error& error) {
+        if (std::strstr(error.what(), "after the fork")) return 0;
+    }
+    return std::puts("FAIL: after a fork nothing is advised"), 1;
+}
+
 int main() {
     setenv("SLIMRT_EMULATED_DEVICES", "2", 1);
-    int failures = 0;
+    int failures = test_likeliest() + test_recorded_steps() + test_advice_after_a_fork();
     const auto expect_first = [&](const char* after) {
         int device = -1;
         cudaGetDevice(&device);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/attention_view.h"
 
@@ -132,6 +133,33 @@ void weight_row(const Device& device) {
     std::printf("\n");
 }
 
+/// What no kernel multiplies into scores of whole rows goes to one that does, and what has no room is
+/// refused.
+void limits(const Device& device) {
+    Call call({"7B", "e", 20, 20, 64, DType::F16}, 1, 1);
+    ScoreTerm by_heads = call.score;
+    by_heads.n_heads = 20, by_heads.dim = 64, by_heads.q.cols = 20 * 64;
+    by_heads.row_scale = Tensor(call.score.q.data, DType::F32, 1, 20 * 64);
+    ScoreTerm terms[] = {call.score, by_heads};
+    call.args.scores = terms;
+    require(cuda::attention_kernel(device, call.args) == cuda::AttentionKernel::absorbed, device,
+            "whole rows beside heads are not absorbed");
+    terms[1].factors = {.base = call.score.q.data, .dtype = DType::F32, .width = 1, .block_stride = 128};
+    terms[1].factors.block_tokens = 32;
+    require(cuda::attention_kernel(device, call.args) == cuda::AttentionKernel::general, device,
+            "factors beside scores of whole rows are absorbed, which leaves them out");
+    const Call wide({"16384 columns", "e", 1, 1, 16384, DType::F32}, 1, 1);
+    std::string said;
+    try {
+        cuda::attention_workspace(device, wide.args);
+    } catch (const Error& error) {
+        said = error.what();
+    }
+    const bool fits = device.shared_bytes > size_t(150) << 10;
+    require(fits == said.empty() && (fits || said.find("shared memory") != said.npos), device,
+            "32768 columns of a query: " + said);
+}
+
 }  // namespace
 
 int main() {
@@ -160,6 +188,7 @@ int main() {
          }) {
         attention_rows(d);
         weight_row(d);
+        limits(d);
     }
     return failures != 0;
 }

@@ -166,13 +166,13 @@ void test_cache_rows() {
                                                  {5, 96, 4, 4}}) {
         for (const DType dtype : kRows) {
             for (const int64_t n : {0, 1, 70}) {
-                constexpr int kTokens = 16, kBlocks = 6;
+                constexpr int kTokens = kBlockTokens, kBlocks = 4;
                 const int width = heads * dim;
                 const size_t block_stride = head_bytes(dtype, dim).total() * heads * kTokens;
                 const Floats x(n, width, gap, shift, true), rounded(n, width, 0, shift),
                     loaded(kTokens * 3, width);
                 const Twin plane(block_stride * kBlocks);
-                std::vector<int32_t> slots(kTokens * kBlocks), order = {4, 1, 5};
+                std::vector<int32_t> slots(kTokens * kBlocks), order = {2, 0, 3};
                 for (size_t i = 0; i < slots.size(); ++i) slots[i] = int32_t(i);
                 std::shuffle(slots.begin(), slots.end(), chance);
                 slots.resize(n);
@@ -201,9 +201,9 @@ void test_cache_rows() {
                           .block_stride = block_stride,
                           .block_tokens = kTokens};
                 rows.base = plane.host.data();
-                cpu->load(rows, table.here.i32(), 5, 5 + 37, loaded.here);
+                cpu->load(rows, table.here.i32(), 5, 5 + 70, loaded.here);
                 rows.base = plane.there;
-                cuda::load(device, rows, table.there.i32(), 5, 5 + 37, loaded.there);
+                cuda::load(device, rows, table.there.i32(), 5, 5 + 70, loaded.there);
                 loaded.twin.compare(1e-37f, name);
             }
         }
@@ -213,8 +213,9 @@ void test_cache_rows() {
 /// Rows of every type to every type: all columns of their heads, the first, or more than there are; row by
 /// row, begun within a block, and with a scale for each channel and half a block.
 void test_recode() {
-    constexpr int kTokens = 16, kBlocks = 6, kHeads = 3, kBegin = 5, kRecoded = 37, kGroup = kTokens / 2;
-    const std::vector<int32_t> order = {4, 1, 5};
+    constexpr int kTokens = kBlockTokens, kBlocks = 4, kHeads = 3, kBegin = 5, kRecoded = 70,
+                  kGroup = kTokens / 2;
+    const std::vector<int32_t> order = {2, 0, 3};
     const auto bytes = [](DType dtype, int dim, int scale_tokens) {
         return head_bytes(dtype, dim, kTokens, scale_tokens).total() * kHeads;
     };
@@ -231,8 +232,9 @@ void test_recode() {
         for (const DType type : kRows) {
             std::vector<int32_t> slots, recoded, groups;
             for (int i = 0; i < kTokens * 3; ++i) slots.push_back(order[i / kTokens] * kTokens + i % kTokens);
-            for (int i = 0; i < kRecoded; ++i) recoded.push_back(i * 7 % (kTokens * 6));
-            for (int i = 0; i < 4 * kGroup; ++i) groups.push_back(i / kGroup * 5 % 12 * kGroup + i % kGroup);
+            for (int i = 0; i < kRecoded; ++i) recoded.push_back(i * 7 % (kTokens * kBlocks));
+            for (int i = 0; i < 4 * kGroup; ++i)
+                groups.push_back(i / kGroup * 5 % (2 * kBlocks) * kGroup + i % kGroup);
             const Floats x(int64_t(slots.size()), kHeads * dim);
             const Ints where(slots), table(order), to(recoded), to_groups(groups);
             const Twin stored(bytes(type, dim, 0) * kBlocks);

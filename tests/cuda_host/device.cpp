@@ -51,6 +51,8 @@ const char* cudaGetErrorName(cudaError_t error) {
             return "cudaErrorInvalidValue";
         case cudaErrorMemoryAllocation:
             return "cudaErrorMemoryAllocation";
+        case cudaErrorInitializationError:
+            return "cudaErrorInitializationError";
         case cudaErrorInvalidConfiguration:
             return "cudaErrorInvalidConfiguration";
         case cudaErrorInsufficientDriver:
@@ -173,8 +175,16 @@ cudaError_t cuda_host::launch(const cudaLaunchConfig_t& config, const void* kern
     });
 }
 
-/// For tests/test_cuda_launches.py.
+// For tests/test_cuda_launches.py.
 extern "C" [[gnu::visibility("default")]] uint64_t slimrt_emulated_launches() {
     const Lock lock(all);
     return n_started;
+}
+extern "C" [[gnu::visibility("default")]] uint64_t slimrt_emulated_uploads() {
+    const Lock lock(all);
+    return n_uploads;
+}
+extern "C" [[gnu::visibility("default")]] uint64_t slimrt_emulated_bytes_down() {
+    const Lock lock(all);
+    return n_bytes_down;
 }

@@ -272,6 +272,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     if (bytes == 0) return cudaSuccess;
     if (!fits_kind(to, from, bytes, kind)) return result(cudaErrorInvalidValue);
     const bool waits = !on_device(to, bytes) && !is_pinned(to, bytes);
+    if (!on_device(from, bytes)) ++n_uploads;
+    if (!on_device(to, bytes)) n_bytes_down += bytes;
     const cudaError_t done = enqueue(stream, [=] { std::memmove(to, from, bytes); });
     if (done != cudaSuccess || stream_of(stream).capturing) return done;
     return waits ? cudaStreamSynchronize(stream) : done;
@@ -320,7 +322,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+    const Lock lock(all);
     *exec = new CUgraphExec_st{graph->nodes};
+    ++n_graphs;
     return cudaSuccess;
 }
 
@@ -331,7 +335,11 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
     });
 }
 
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return delete exec, cudaSuccess; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    const Lock lock(all);
+    --n_graphs;
+    return delete exec, cudaSuccess;
+}
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {

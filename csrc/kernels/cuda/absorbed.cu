@@ -75,13 +75,16 @@ bool fits(const AttentionArgs& args) {
     if (args.n_heads > kMaxHeads || !fits_values(args.values, args.n_heads)) return false;
     const Rows& rows = args.values[0].stored;
     int wide = 0;
+    bool factors = false;  // which nobody multiplies scores of whole rows with
     for (const ScoreTerm& term : args.scores) {
+        factors |= term.row_scale && term.factors.base;
         if (term.stored.base != rows.base || term.stored.width != rows.width) return false;
         wide += is_wide(term);
         if (!is_wide(term) && !fits_heads(term, args.n_heads)) return false;
     }
     const int by_heads = static_cast<int>(args.scores.size()) - wide;
-    return fits_rows(rows) && wide <= 1 && by_heads <= 1 && (!wide || args.n_heads <= kMaxWideHeads);
+    if (wide && (factors || args.n_heads > kMaxWideHeads)) return false;
+    return fits_rows(rows) && wide <= 1 && by_heads <= 1;
 }
 
 // How it is shared out.

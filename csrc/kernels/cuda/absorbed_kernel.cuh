@@ -14,8 +14,9 @@
 // overwritten before it is used, without anybody saying so. Scores of a tile are sent after the block's warps
 // have met, so after they have softened the tile before the last: no part is overwritten either.
 //
-// What a Team is, on top of that: how rows come (bring) and waits go (wait), and how a block's weights and
-// partial scores get to the others: absorbed_sm90.cu, absorbed_sm80.cu.
+// What a Team is, on top of that: how rows come (bring), how waits go for the block's own warps and copies
+// (wait) and for weights (wait_weights), and how a block's weights and partial scores get to the others:
+// absorbed_sm90.cu, absorbed_sm80.cu.
 #pragma once
 
 #include "kernels/cuda/absorbed_heads.cuh"
@@ -256,7 +257,7 @@ __device__ void multiply(const Absorbed& x, const AbsorbedShare& share, const Te
     for (int tile = 0; tile < share.n_tiles; ++tile, stage.next(), tile_at.next(), slot.next()) {
         if (!x.converted) Team::wait(barriers.full + stage.at, stage.parity());
         team.template fetch_weights<16 * kM>(x, slot, warp, lane);
-        Team::wait(barriers.arrived + slot.at, slot.parity());
+        Team::wait_weights(barriers.arrived + slot.at, slot.parity());
         products.add(shared_memory() + x.at.tiles + tile_at.at * x.at.tile_bytes, WeightSlot(x, slot.at));
         if (!x.converted) {
             loader.done(tile, stage);

@@ -29,6 +29,7 @@ struct Blocks {
     static __device__ void begin() { __syncthreads(); }
     static __device__ void end() {}
     static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait(barrier, parity); }
+    static __device__ void wait_weights(uint64_t* barrier, uint32_t parity) { wait(barrier, parity); }
 
     /// A warp's rows of a tile, 512 bytes at a time.
     static __device__ void bring(const Absorbed& x, int rank, const TileSource& source, int first, int rows,

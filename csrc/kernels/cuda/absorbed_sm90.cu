@@ -29,7 +29,10 @@ struct Cluster {
         cluster_sync();
     }
     static __device__ void end() { cluster_sync(); }  // others may still write here
-    static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait_cluster(barrier, parity); }
+    static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait_block(barrier, parity); }
+    static __device__ void wait_weights(uint64_t* barrier, uint32_t parity) {
+        barrier_wait_cluster(barrier, parity);
+    }
 
     /// A warp's rows of a tile. A bulk copy is started by one lane after the other, so each has a row.
     static __device__ void bring(const Absorbed& x, int rank, const TileSource& source, int first, int rows,
@@ -73,7 +76,7 @@ struct Cluster {
         if (lane < x.team) barrier_arrive_remote(shared_of(parts + slot, lane));
     }
     __device__ void wait_parts(const Absorbed&, const Ring& slot) const {
-        wait(parts + slot.at, slot.parity());
+        barrier_wait_cluster(parts + slot.at, slot.parity());
     }
 };
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/error.h"
 #include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/attention_view.h"
 
@@ -79,6 +80,19 @@ void attend(const Device& device, const AttentionArgs& args, const PlacedSequenc
     }
 }
 
+/// Of the general kernel, which has a query's columns, and those of its result, in shared memory.
+void require_shared_memory(const Device& device, const AttentionArgs& args) {
+    constexpr size_t kOwn = 5 << 10;
+    size_t columns = 0;
+    for (const ScoreTerm& term : args.scores) columns += size_t(term.dim);
+    for (const ValueTerm& term : args.values) columns += size_t(term.dim);
+    const size_t bytes = columns * sizeof(float) + kOwn;
+    if (bytes > device.shared_bytes)
+        fail(ErrorCode::unsupported, "attention over queries and results of ", columns, " columns needs ",
+             (bytes + 1023) >> 10, " KB of shared memory, a block of ", device.name, " has ",
+             device.shared_bytes >> 10, ": choose another cache mode, or the CPU");
+}
+
 }  // namespace
 
 AttentionKernel attention_kernel(const Device& device, const AttentionArgs& args) {
@@ -90,6 +104,8 @@ AttentionKernel attention_kernel(const Device& device, const AttentionArgs& args
 /// Parts of no call are larger, whatever its sequences.
 size_t attention_workspace(const Device& device, const AttentionArgs& args) {
     const int heads = absorbed_heads(device, args);
+    if (!heads && attention_kernel(device, args) == AttentionKernel::general)
+        require_shared_memory(device, args);
     return heads ? absorbed_queries_workspace(device, SomeHeads(args, 0, heads).args()) : kMaxPartBytes;
 }
 

@@ -38,7 +38,7 @@ __device__ void add_stored(const DecodeJob& job, Range rows, int64_t begin, int6
         commit_copies();
     };
     const auto fetch_v = [&](int64_t tile, int32_t block) {
-        if (tile < end) fetch(v, block, tile, job.value_head(), seen_of(tile, rows), job.tiles + k.bytes);
+        if (tile < end) fetch(v, block, tile, job.value_head, seen_of(tile, rows), job.tiles + k.bytes);
         commit_copies();
     };
     int64_t tile = begin + threadIdx.x / 32;
@@ -152,7 +152,7 @@ __device__ void combine(const DecodeJob& job, const Parts& parts, int64_t slot, 
 __device__ void write_results(const DecodeJob& job, const Parts& parts, int part, const float* values,
                               Shared& shared) {
     const int dim = job.values().dim, n_warps = blockDim.x / 32;
-    const int64_t first = int64_t(job.value_head()) * dim;  // of a fresh row
+    const int64_t first = int64_t(job.value_head) * dim;  // of a fresh row
     const auto slot = [&](int i) {
         return pair_of(job.a, blockIdx.z, 0, job.first_head + i) * parts.n + part;
     };
@@ -183,6 +183,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
     const PlacedSequence& s = a.sequences[blockIdx.z];
     const int sharing = a.n_heads / a.scores[0].n_heads;
     const int kv_head = blockIdx.y / shape.query_groups, group = blockIdx.y % shape.query_groups;
+    const int first_head = kv_head * sharing + group * kQueries;
     const int part = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int dim = a.values[0].dim;
     unsigned char* const tiles = shared_memory();
@@ -191,7 +192,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
                            s,
                            s.query + a.query_shift,
                            kv_head,
-                           kv_head * sharing + group * kQueries,
+                           first_head / (a.n_heads / a.values[0].n_heads),
+                           first_head,
                            min(kQueries, sharing - group * kQueries),
                            reinterpret_cast<uint4*>(tiles + blockDim.x / 32 * shape.warp_bytes),
                            units,

@@ -23,26 +23,19 @@ __device__ inline float sum_of_members(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/// The largest power of two up to |x|; 1 for 0.
-__device__ inline float power_below(float x) {
-    const float power = __uint_as_float(__float_as_uint(x) & 0x7f800000u);
-    return power == 0 ? 1.0f : power;
-}
-
 /// What a block works on.
 struct DecodeJob {
     const AttentionView& a;
     const DecodeShape& shape;
     const PlacedSequence& s;
-    int64_t row;                         // of the query
-    int kv_head, first_head, n_queries;  // query heads [first_head, first_head + n_queries)
-    uint4* queries;                      // [step][lane]; of rows that rotate floats, and then their turns
-    float* units;                        // of queries: scores are in them
-    unsigned char* tiles;                // of this warp
+    int64_t row;                // of the query
+    int kv_head, value_head;    // there may be fewer of the latter
+    int first_head, n_queries;  // query heads [first_head, first_head + n_queries)
+    uint4* queries;             // [step][lane]; of rows that rotate floats, and then their turns
+    float* units;               // of queries: scores are in them
+    unsigned char* tiles;       // of this warp
     __device__ const ScoreView& scores() const { return a.scores[0]; }
     __device__ const ValueView& values() const { return a.values[0]; }
-    /// The head of values, which may be fewer than those of K.
-    __device__ int value_head() const { return first_head / (a.n_heads / values().n_heads); }
     __device__ const float* query(int i) const {
         return scores().q.row(row) + int64_t(first_head + i) * scores().q_columns;
     }
@@ -67,18 +60,18 @@ __device__ inline void place_queries(const DecodeJob& job) {
         float most = 0;
         for (int column = lane; column < dim; column += 32) most = fmaxf(most, fabsf(q[column]));
         for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
-        const float unit = power_below(most);
+        const float unit = unit_below(most), shrink = inverse_of_unit(unit);
         if (lane == 0) job.units[i] = unit * job.a.scale;
         if constexpr (turned) {
             for (int column = lane; column < dim; column += 32)
-                job.float_queries()[i * dim + column] = exists ? q[column] / unit : 0.0f;
+                job.float_queries()[i * dim + column] = exists ? q[column] * shrink : 0.0f;
         } else {
             for (int at = lane; at < steps * 4; at += 32) {
                 const int step = at / 4, member = at % 4;
                 uint32_t high[2], low[2];
                 for (int second = 0; second < 2; ++second) {
                     const auto number = [&](int i) {
-                        return exists ? q[query_column(reading, step, member, second, i)] / unit : 0.0f;
+                        return exists ? q[query_column(reading, step, member, second, i)] * shrink : 0.0f;
                     };
                     split_pair(reading == Reading::brains, number(0), number(1), high[second], low[second]);
                 }
@@ -92,7 +85,7 @@ __device__ inline void place_queries(const DecodeJob& job) {
 /// Weights of a warp's rows so far, of the query of this lane.
 struct Sums {
     float max = -infinity(), sum = 0, skipped = 0;
-    float unit = 1;  // values are in units of this: the largest scale of a row so far
+    float unit = 1;  // values are in units of this: the power of two below the largest scale so far
     bool any = false;
 };
 
@@ -148,15 +141,16 @@ __device__ inline float weigh(float (&s)[4][2], Sums& sums, float& mass) {
     return factor;
 }
 
-/// Weights times the scales of rows, in units of the largest of them so far; returns what that makes of
-/// earlier sums.
+/// Weights times the scales of rows, in units of what the largest of them so far is near; returns what that
+/// makes of earlier sums.
 __device__ inline float scale_weights(const CodeTile& tile, Seen seen, float (&w)[4][2], Sums& sums) {
     const int lane = threadIdx.x % 32;
     const float* const scales = reinterpret_cast<const float*>(tile.scales());
     float most = seen.has(lane) ? scales[lane] : 0;
     for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
-    const float unit = most == 0 ? sums.unit : sums.any ? fmaxf(sums.unit, most) : most;
-    const float factor = sums.any ? sums.unit / unit : 1.0f;
+    const float power = unit_below(most);
+    const float unit = most == 0 ? sums.unit : sums.any ? fmaxf(sums.unit, power) : power;
+    const float shrink = inverse_of_unit(unit), factor = sums.any ? sums.unit * shrink : 1.0f;
     sums.any = sums.any || most != 0;
     sums.unit = unit;
 #pragma unroll
@@ -164,7 +158,7 @@ __device__ inline float scale_weights(const CodeTile& tile, Seen seen, float (&w
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             const int row = 8 * i + 2 * (lane % 4) + j;
-            w[i][j] = seen.has(row) ? w[i][j] * (scales[row] / unit) : 0.0f;
+            w[i][j] = seen.has(row) ? w[i][j] * (scales[row] * shrink) : 0.0f;
         }
     }
     return factor;

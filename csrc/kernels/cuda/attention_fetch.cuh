@@ -34,10 +34,9 @@ struct Seen {
 __device__ inline void fetch(const TilePlane& p, int32_t block, int64_t tile, int head, Seen seen,
                              unsigned char* to) {
     const int lane = threadIdx.x % 32;
-    const unsigned char* const from =
-        p.rows.block_tokens == 0
-            ? p.rows.base + (tile * kBlockRows - p.rows.first) * static_cast<int64_t>(p.rows.row_bytes)
-            : p.rows.base + block * p.rows.block_stride;
+    const unsigned char* const from = !p.rows.paged ? p.rows.base + (tile * kBlockRows - p.rows.first) *
+                                                                        static_cast<int64_t>(p.rows.row_bytes)
+                                                    : p.rows.base + block * p.rows.block_stride;
     const unsigned char* const rows = from + head * p.head_bytes;
 #pragma unroll 4
     for (int i = lane; i < p.lines * p.chunks; i += 32) {

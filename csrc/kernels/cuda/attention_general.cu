@@ -25,14 +25,13 @@ struct Place {
 };
 
 __device__ Place place_of(const RowsView& rows, const int32_t* table, int64_t position) {
-    if (rows.block_tokens == 0) return {rows.base + (position - rows.first) * rows.row_bytes, 0};
-    return {rows.base + table[position / rows.block_tokens] * rows.block_stride,
-            static_cast<int>(position % rows.block_tokens)};
+    if (!rows.paged) return {rows.base + (position - rows.first) * rows.row_bytes, 0};
+    return {block_of(rows, table, position), row_in_block(position)};
 }
 
 __device__ float element(const RowsView& rows, const Place& at, int column) {
     const int head = column < rows.head_dim ? 0 : column / rows.head_dim;
-    if (rows.block_tokens == 0) return element_of(rows, {at.data, nullptr}, column);
+    if (!rows.paged) return element_of(rows, {at.data, nullptr}, column);
     return element_of(rows, row_in(rows, at.data, at.row, head), column - head * rows.head_dim);
 }
 

@@ -7,6 +7,17 @@ namespace slimrt::cuda {
 
 __device__ inline float infinity() { return __uint_as_float(0x7f800000u); }
 
+/// What numbers are written in units of: the largest power of two up to |x|; 1 for 0 and what is not finite.
+__device__ inline float unit_below(float x) {
+    const float power = __uint_as_float(__float_as_uint(x) & 0x7f800000u);
+    return power == 0 || power == infinity() ? 1.0f : power;
+}
+/// 1 / unit, exactly, without a division: of 2^127 it is subnormal.
+__device__ inline float inverse_of_unit(float unit) {
+    const uint32_t bits = 0x7f000000u - __float_as_uint(unit);
+    return __uint_as_float(bits ? bits : 0x00400000u);
+}
+
 /// Positions [first, end).
 struct Range {
     int64_t first, end;

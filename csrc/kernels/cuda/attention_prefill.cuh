@@ -30,7 +30,7 @@ __device__ inline HeadSource source_of(const PrefillJob& job, const Term& term, 
     from.rows = fresh ? fresh_view(term.fresh, job.row, job.s.position) : term.stored;
     from.table = job.s.table;
     from.dim = term.dim;
-    const bool side_by_side = from.rows.head_dim != term.dim || from.rows.block_tokens == 0;
+    const bool side_by_side = from.rows.head_dim != term.dim || !from.rows.paged;
     from.head = side_by_side ? 0 : job.head_of(term);
     from.first = side_by_side ? job.head_of(term) * term.dim : 0;
     return from;
@@ -172,7 +172,7 @@ __device__ inline float scale_weights(const PrefillJob& job, float& unit, float 
     float most = unit;
     for (int row = lane; row < kRows; row += 32) most = fmaxf(most, job.v.units[row]);
     for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
-    const float factor = unit / most, shrink = 1 / most;
+    const float shrink = inverse_of_unit(most), factor = unit * shrink;
     unit = most;
 #pragma unroll
     for (int i = 0; i < kRows / 8; ++i) {

@@ -23,12 +23,6 @@ struct Tile {
 __host__ __device__ inline int padded(int dim) { return (dim + 15) / 16 * 16; }
 __host__ __device__ inline int tile_stride(int dim) { return padded(dim) * 2 + 16; }
 
-/// A row's unit: the largest power of two up to |x|; 1 for 0 and what is not finite.
-__device__ inline float unit_below(float x) {
-    const float power = __uint_as_float(__float_as_uint(x) & 0x7f800000u);
-    return power == 0 || power == infinity() ? 1.0f : power;
-}
-
 /// What pair_f16(x, y) = `high` leaves out.
 __device__ inline uint32_t rest_of_pair(float x, float y, uint32_t high) {
     return pair_f16(x - from_f16(high & 0xffff), y - from_f16(high >> 16));
@@ -147,7 +141,7 @@ __device__ inline void write8(const Tile& to, int row, int column, bool wanted, 
 #pragma unroll
     for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(x[i]));
     for (int step = lanes / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-    const float unit = unit_below(most), shrink = 1 / unit;
+    const float unit = unit_below(most), shrink = inverse_of_unit(unit);
     if (column == 0) to.units[row] = unit;
     if (!wanted) return;
     uint32_t words[4], rest[4];
@@ -164,41 +158,62 @@ __device__ inline void write8(const Tile& to, int row, int column, bool wanted, 
             make_uint4(rest[0], rest[1], rest[2], rest[3]);
 }
 
-/// Threads that share a row: a power of two, eight columns each.
-__device__ inline int lanes_of_row(int dim) {
-    int lanes = 2;
-    while (lanes * 8 < padded(dim)) lanes *= 2;
-    return lanes;
-}
+/// How a block's threads share a tile's rows: a power of two of them has a row, eight columns each.
+struct TileThread {
+    int lanes, column, row, step;  // its first row, and how many there are to its next
+
+    __device__ explicit TileThread(int dim) {
+        int shift = 1;
+        while (8 << shift < padded(dim)) ++shift;
+        lanes = 1 << shift;
+        column = int(threadIdx.x & (lanes - 1)) * 8;
+        row = int(threadIdx.x >> shift);
+        step = int(blockDim.x >> shift);
+    }
+};
 
 /// Calls fn(row, column, x) for a tile's eight columns at a time, to fill x, zeros at first, and writes them.
 template <bool exact, class Fn>
 __device__ inline void fill_tile(const Tile& to, int dim, const Fn& fn) {
-    const int lanes = lanes_of_row(dim), column = threadIdx.x % lanes * 8;
+    const TileThread own(dim);
 #pragma unroll 1
-    for (int row = threadIdx.x / lanes; row < to.rows; row += blockDim.x / lanes) {
+    for (int row = own.row; row < to.rows; row += own.step) {
         float x[8] = {};
-        if (column < dim) fn(row, column, x);
-        write8<exact>(to, row, column, column < padded(dim), lanes, x);
+        if (own.column < dim) fn(row, own.column, x);
+        write8<exact>(to, row, own.column, own.column < padded(dim), own.lanes, x);
+    }
+}
+
+/// Rows of f16 to a tile as they are. What a source says is read from shared memory, which every copy might
+/// change for all that the compiler knows, so what the rows have in common is read before them.
+__device__ inline void copy_tile(const HeadSource& from, int64_t first, int n, const Tile& to) {
+    const TileThread own(from.dim);
+    if (own.column >= padded(from.dim)) return;
+    const RowsView& rows = from.rows;
+    const bool paged = rows.paged;
+    const size_t offset =
+        from.head * (paged ? rows.head_block : size_t(rows.dense_head)) + size_t(from.first + own.column) * 2;
+    const unsigned char* const base = rows.base + offset;
+    const size_t block_stride = rows.block_stride, row_bytes = paged ? rows.head_elements : rows.row_bytes;
+    const int32_t* const table = from.table;
+    const int64_t begin = paged ? first : first - rows.first;
+    const int end = own.column < from.dim ? n : 0, step = own.step;
+    unsigned char* at = to.at(own.row, own.column);
+    for (int row = own.row; row < to.rows; row += step, at += step * to.stride) {
+        if (own.column == 0) to.units[row] = 1;
+        const bool wanted = row < end;
+        const uint64_t position = begin + (wanted ? row : 0);
+        const unsigned char* const data =
+            paged ? base + table[position / kBlockTokens] * block_stride + position % kBlockTokens * row_bytes
+                  : base + position * row_bytes;
+        copy16(at, data, wanted);
     }
 }
 
 /// Rows [first, first + n) to a tile; the others are zeros. Copies that are still under way are committed.
 template <bool exact>
 __device__ inline void load_tile(const HeadSource& from, int64_t first, int n, const Tile& to) {
-    if (!exact && from.rows.dtype == DType::F16 && from.plain()) {
-        const int lanes = lanes_of_row(from.dim), column = threadIdx.x % lanes * 8;
-#pragma unroll 2
-        for (int row = threadIdx.x / lanes; row < to.rows; row += blockDim.x / lanes) {
-            if (column == 0) to.units[row] = 1;
-            if (column >= padded(from.dim)) continue;
-            const bool wanted = row < n && column < from.dim;
-            const unsigned char* const data =
-                wanted ? row_at(from.rows, from.table, first + row, from.head).data : from.rows.base;
-            copy16(to.at(row, column), wanted ? data + (from.first + column) * 2 : data, wanted);
-        }
-        return;
-    }
+    if (!exact && from.rows.dtype == DType::F16 && from.plain()) return copy_tile(from, first, n, to);
     fill_tile<exact>(to, from.dim, [&](int row, int column, float(&x)[8]) {
         if (row >= n) return;
         read_rotated(from, row_at(from.rows, from.table, first + row, from.head), first + row, column, x);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cassert>
 #include <cstring>
 
 #include "core/error.h"
@@ -45,7 +44,7 @@ Current CudaBackend::ordered() {
 }
 
 Buffer CudaBackend::alloc(MemoryKind kind, size_t bytes, const char* what) {
-    assert(!recording_);
+    require_no_recording("needs more memory");
     const Current current = ready();
     return memory_.alloc(kind, bytes, what);
 }
@@ -58,14 +57,14 @@ uint64_t CudaBackend::available() const {
     return available > others ? available - others : 1;
 }
 
-void CudaBackend::require_no_recording() const {
-    if (recording_) fail(ErrorCode::device, "a step that is recorded copies from or to the host");
+void CudaBackend::require_no_recording(const char* what) const {
+    if (recording_) fail(ErrorCode::device, "a step that is recorded ", what, ", which it did not at first");
 }
 
 void CudaBackend::send(void* to, const void* from, size_t bytes) {
     const Current current = ordered();
     if (bytes == 0 || !current) return;
-    require_no_recording();
+    require_no_recording("copies from the host");
     staging_.copy(to, from, bytes);
 }
 
@@ -74,13 +73,13 @@ void CudaBackend::upload(Tensor to, const void* from, size_t bytes) { send(to.da
 void CudaBackend::download(void* to, Tensor from, size_t bytes) {
     const Current current = ordered();
     if (!current) return;
-    require_no_recording();
-    check(cudaMemcpyAsync(to, from.data, bytes, cudaMemcpyDefault, device_.stream), "copying");
-    staging_.wait();
+    require_no_recording("copies to the host");
+    staging_.fetch(to, from.data, bytes);
 }
 
 void CudaBackend::reserve_workspace(size_t bytes) {
     if (bytes <= workspace_.bytes) return;
+    require_no_recording("needs more workspace");
     fusion_.start();
     forget_graphs();  // they know its address
     workspace_ = {};
@@ -193,11 +192,11 @@ const int32_t* CudaBackend::table_of(const Rows& rows, const int32_t* table, int
     if (it == placed.end()) {
         AttentionSequence sequence{.end = end, .table = table};
         AttentionSequence* const one[] = {&sequence};
-        put(loose_, one);
+        put(loose_, {}, one);
     }
     const Places& places = it == placed.end() ? loose_ : places_;
     const size_t at = it == placed.end() ? 0 : it->second;
-    return reinterpret_cast<const int32_t*>(places.tables.data.get()) + at;
+    return reinterpret_cast<const int32_t*>(places.data.data.get() + places.tables_at) + at;
 }
 
 void CudaBackend::load(const Rows& rows, const int32_t* table, int64_t begin, int64_t end, Tensor out) {
@@ -211,6 +210,10 @@ void CudaBackend::recode(const Rows& from, const int32_t* table, int64_t begin, 
         cuda::recode(device_, from, table_of(from, table, end), begin, end, to);
 }
 
+void CudaBackend::likeliest(Tensor x, Tensor out) {
+    if (const Current current = ordered()) cuda::likeliest(device_, x, out);
+}
+
 void CudaBackend::attention(const AttentionArgs& args) {
     std::byte* const workspace = workspace_of(attention_workspace(device_, args));
     const Current current = ordered();
@@ -221,11 +224,12 @@ void CudaBackend::attention(const AttentionArgs& args) {
         std::vector<AttentionSequence> copies(args.sequences.begin(), args.sequences.end());
         std::vector<AttentionSequence*> sequences;
         for (AttentionSequence& s : copies) sequences.push_back(&s);
-        put(loose_, sequences);
+        put(loose_, {}, sequences);
         first = 0;
     }
     const Places& places = placed ? places_ : loose_;
-    const auto* const there = reinterpret_cast<const PlacedSequence*>(places.sequences.data.get()) + first;
+    const auto* const there =
+        reinterpret_cast<const PlacedSequence*>(places.data.data.get() + places.sequences_at) + first;
     const int shift = args.sequences[0].query - places.placed[first].query;
     cuda::attention(device_, args, there, shift, reinterpret_cast<SparseCounts*>(counts_.data.get()),
                     workspace);

@@ -125,7 +125,7 @@ void code(const Device& device, const Source& x, int64_t rows, int heads, bool p
     if (rows == 0 || dim == 0) return;
     Shape shape;
     shape.grid = dim3(heads, static_cast<unsigned>(rows < kMaxGridY ? rows : kMaxGridY));
-    with_row(to.plane.dtype, [&]<class Row>(Row) {
+    with_row_type(to.plane.dtype, [&]<class Row>(Row) {
         if constexpr (Row::kGroup) {
             shape.block = dim3(threads_for(dim, kMaxThreads));
             launch(device, &code_groups<Row, stored, Source>, shape, x, rows, to);
@@ -168,7 +168,7 @@ void recode_channels(const Device& device, const StoredSource& x, int64_t rows, 
     shape.grid = dim3(slots.heads, static_cast<unsigned>(groups < kMaxGridY ? groups : kMaxGridY));
     shape.block = dim3(threads_for(dim * kWarp, kMaxThreads));
     const Target to = target_of(slots);
-    with_row(slots.dtype, [&]<class Row>(Row) {
+    with_row_type(slots.dtype, [&]<class Row>(Row) {
         if constexpr (Row::kScaled) launch(device, &code_channels<Row>, shape, x, groups, to);
     });
 }
@@ -185,7 +185,7 @@ void recode(const Device& device, const Rows& from, const int32_t* table, int64_
 void load(const Device& device, const Rows& rows, const int32_t* table, int64_t begin, int64_t end,
           Tensor out) {
     const RowsView view(rows);
-    with_row(rows.dtype, [&]<class Row>(Row) {
+    with_row_type(rows.dtype, [&]<class Row>(Row) {
         if constexpr (!Row::kGroup) {
             const bool packed = plane_fits(view, sizeof(typename Row::Code)) && packs_fit(out);
             if (!rows.scale_tokens)

@@ -26,8 +26,8 @@ struct Target {
         unsigned char *data, *scales;
     };
     __device__ Head head(int64_t row, int head) const {
-        const int32_t slot = slots[row], tokens = plane.block_tokens, block = tokens ? slot / tokens : 0;
-        const HeadRow to = row_at(plane, &block, tokens ? slot % tokens : slot, head);
+        const int32_t slot = slots[row], block = plane.paged ? slot / kBlockTokens : 0;
+        const HeadRow to = row_at(plane, &block, plane.paged ? slot % kBlockTokens : slot, head);
         return {const_cast<unsigned char*>(to.data), const_cast<unsigned char*>(to.scales)};
     }
     __device__ float* numbers(int64_t row, int head) const { return out.row(row) + head * plane.head_dim; }
@@ -108,34 +108,9 @@ __device__ void code_head_in_groups(const Source& x, int64_t row, int head, cons
     }
 }
 
-/// Calls fn with the trait of a type, on the host.
-template <class Fn>
-inline void with_row(DType dtype, const Fn& fn) {
-    switch (dtype) {
-        case DType::F16:
-            return fn(RowF16());
-        case DType::BF16:
-            return fn(RowBF16());
-        case DType::Q8:
-            return fn(RowQ8());
-        case DType::FP8_E4M3:
-            return fn(RowE4M3());
-        case DType::FP8_E5M2:
-            return fn(RowE5M2());
-        case DType::Q4:
-            return fn(RowFew<4>());
-        case DType::Q3:
-            return fn(RowFew<3>());
-        case DType::Q2:
-            return fn(RowFew<2>());
-        default:
-            return fn(RowF32());
-    }
-}
-
 /// Whether heads of a plane may be moved in packs of codes of this size.
 inline bool plane_fits(const RowsView& plane, size_t size) {
-    const size_t stride = plane.block_tokens ? plane.block_stride : plane.row_bytes;
+    const size_t stride = plane.paged ? plane.block_stride : plane.row_bytes;
     return packs_fit(plane.base, stride, plane.head_dim, size);
 }
 

@@ -56,30 +56,38 @@ class CudaBackend final : public Backend {
     void attention(const AttentionArgs& args) override;
     SparseCounts sparse_counts() const override;
 
-    void upload_sequences(std::span<const std::span<AttentionSequence>> lists) override;
+    Tensor upload_step(std::span<const int32_t> numbers,
+                       std::span<const std::span<AttentionSequence>> lists) override;
+    void likeliest(Tensor x, Tensor out) override;
     void capture_and_replay(const std::string& shape, const std::function<void()>& body) override;
 
   private:
-    /// Sequences and their block tables in device memory, and as they were put there.
+    /// Numbers, sequences and their block tables, one after the other in device memory, and as they were put
+    /// there.
     struct Places {
-        Buffer sequences, tables;
+        Buffer data;
+        size_t sequences_at = 0, tables_at = 0;
         std::vector<PlacedSequence> placed;
         std::vector<int32_t> ids;                                 // of all tables
         std::vector<std::pair<const int32_t*, size_t>> table_at;  // of the caller's tables, where in ids
     };
     struct Graph {
         cudaGraphExec_t exec = nullptr;  // none: its calls were made once, one by one
+        uint64_t last = 0;               // when it was played
     };
+    static constexpr size_t kMaxGraphs = 64;  // of some 250 kernels each
 
     void multiply(Tensor x, int n_heads, std::span<const Product> products);
     /// A caller's block table, of rows up to `end`, as it is in device memory.
     const int32_t* table_of(const Rows& rows, const int32_t* table, int64_t end);
-    void put(Places& places, std::span<AttentionSequence* const> sequences);
+    void put(Places& places, std::span<const int32_t> numbers, std::span<AttentionSequence* const> sequences);
     /// Whether it is a new one now.
     bool grow(Buffer& buffer, size_t bytes, const char* what);
     /// To the device.
     void send(void* to, const void* from, size_t bytes);
-    void require_no_recording() const;
+    /// Throws Error{device}.
+    void require_no_recording(const char* what) const;
+    Graph& graph_of(const std::string& shape);
     void record(Graph& graph, const std::function<void()>& body);
     void forget_graphs();
     /// Calls that are made one by one, but for neighbours that are one kernel.
@@ -98,6 +106,7 @@ class CudaBackend final : public Backend {
     Buffer workspace_, counts_, tickets_;
     Places places_, loose_;
     std::map<std::string, Graph> graphs_;
+    uint64_t n_played_ = 0;
     bool recording_ = false;
 };
 

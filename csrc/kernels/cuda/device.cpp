@@ -10,8 +10,13 @@ namespace cuda {
 void check(cudaError_t result, const char* what) {
     if (result == cudaSuccess) return;
     cudaGetLastError();
+    const char* const advice =
+        result == cudaErrorInitializationError
+            ? "; if this process was forked from one that used the GPU, it cannot: load the model after the "
+              "fork, or start processes by \"spawn\""
+            : "";
     fail(ErrorCode::device, "CUDA failed at ", what, ": ", cudaGetErrorString(result), " (",
-         cudaGetErrorName(result), ")");
+         cudaGetErrorName(result), ")", advice);
 }
 
 namespace {

@@ -10,7 +10,7 @@ namespace slimrt::cuda {
 /// Scores may be in units of ln 2, for softmax in powers of two: `unit` is what makes natural logits those.
 struct ScoreFinish {
     float unit = 1;
-    float cap = 0;                         // in these units; 0: none
+    float cap = 0, inverse_cap = 0;        // in these units; 0: none
     const float* relative_bias = nullptr;  // [head][origin + distance], or none
     int64_t bias_stride = 0, bias_origin = 0;
     const float* sinks = nullptr;  // [head], or none
@@ -19,6 +19,7 @@ struct ScoreFinish {
     ScoreFinish(const AttentionArgs& args, float unit)
         : unit(unit),
           cap(args.score_cap * unit),
+          inverse_cap(cap > 0 ? 1 / cap : 0),
           relative_bias(args.relative_bias ? args.relative_bias.f32() : nullptr),
           bias_stride(int64_t(args.relative_bias.stride / sizeof(float))),
           bias_origin(args.relative_origin),
@@ -33,7 +34,7 @@ struct ScoreFinish {
 __device__ inline float finish_score(const ScoreFinish& how, float product, float scale, bool sees, int head,
                                      int64_t distance) {
     float score = product * scale;
-    if (how.cap > 0) score = how.cap * tanhf(score / how.cap);
+    if (how.cap > 0) score = how.cap * tanhf(score * how.inverse_cap);
     if (how.relative_bias && sees)
         score += how.relative_bias[head * how.bias_stride + how.bias_origin + distance] * how.unit;
     return sees ? score : -__builtin_inff();

@@ -34,6 +34,9 @@ void gate_heads(const Device& device, Tensor x, Tensor by);
 void reweigh(const Device& device, Tensor x, Tensor before, Tensor after);
 void unfold(const Device& device, Tensor x, int64_t stride, int64_t padding, Tensor out);
 
+// likeliest.cu: see Backend.
+void likeliest(const Device& device, Tensor x, Tensor out);
+
 // cache_rows.cu: see Backend. Of recode() and load() the table is in device memory.
 void round(const Device& device, Tensor x, DType dtype, int heads, Tensor out);
 void store(const Device& device, Tensor x, const Slots& slots);

@@ -30,7 +30,8 @@ struct Layout {
     static constexpr int kStagedAt = kWeightAt + kRows * kSpace * 2;
     static constexpr int kScaleAt = kStagedAt + 2 * kStaged;
     static constexpr int kFlagAt = kScaleAt + 4 * (W::kScales + 8 * W::kMins) * kRows;
-    static constexpr int kBytes = kFlagAt + 16;
+    static constexpr int kPlacesAt = kFlagAt + 16;  // of the tile's tokens, see Share::place()
+    static constexpr int kBytes = kPlacesAt + 4 * kTokens;
 };
 
 /// What a block multiplies: a tile's rows by tokens [token, end), along chunks [first, last) of k.
@@ -60,15 +61,23 @@ __device__ Share share_of(const Job& job, int tokens) {
     return share;
 }
 
+/// The rows of x that a tile reads, -1 where there are none: once, since `share` divides.
 template <int kTokens>
-__device__ void stage_x(unsigned char* to, const Job& job, const Rounded& x, const Share& share, int step) {
+__device__ void find_places(int* places, const Job& job, const Share& share) {
+    const int i = threadIdx.x, token = share.token + i;
+    if (i < kTokens) places[i] = token < share.end ? share.place(job, token) : -1;
+}
+
+template <int kTokens>
+__device__ void stage_x(unsigned char* to, const Rounded& x, const int* places, int step) {
     constexpr int kPerRow = kStep * 2 / kPiece;
-    for (int i = threadIdx.x; i < kTokens * kPerRow; i += kThreads) {
-        const int row = i / kPerRow, piece = i % kPerRow, token = share.token + row;
-        const bool there = token < share.end;
-        const size_t from = share.place(job, there ? token : share.token);
-        copy16(to + row * kSpace * 2 + piece * kPiece,
-               x.x + from * x.stride + step * kStep + piece * kPiece / 2, there);
+    const int first = threadIdx.x / kPerRow, piece = threadIdx.x % kPerRow;
+    const uint16_t* const from = x.x + step * kStep + piece * kPiece / 2;
+    to += first * kSpace * 2 + piece * kPiece;
+#pragma unroll
+    for (int row = 0; row < kTokens; row += kThreads / kPerRow) {
+        const int place = places[first + row];
+        copy16(to + row * kSpace * 2, from + size_t(max(place, 0)) * x.stride, place >= 0);
     }
 }
 
@@ -201,6 +210,7 @@ __device__ void multiply_share(const Job& job, const Rounded& x, const Share& sh
     unsigned char* const shared = shared_memory();
     uint16_t* const weights = reinterpret_cast<uint16_t*>(shared + L::kWeightAt);
     float* const scales = reinterpret_cast<float*>(shared + L::kScaleAt);
+    const int* const places = reinterpret_cast<int*>(shared + L::kPlacesAt);
     const auto x_at = [&](int step) { return shared + step % 2 * L::kXBytes; };
     const auto staged_at = [&](int chunk) { return shared + L::kStagedAt + chunk % 2 * L::kStaged; };
     const auto stage_chunk = [&](int chunk) {
@@ -211,7 +221,7 @@ __device__ void multiply_share(const Job& job, const Rounded& x, const Share& sh
     const int last = min(share.last * kSubs, divide_up(job.k, kStep));  // step
     if (share.first < share.last) {
         stage_chunk(share.first);
-        stage_x<kTokens>(x_at(share.first * kSubs), job, x, share, share.first * kSubs);
+        stage_x<kTokens>(x_at(share.first * kSubs), x, places, share.first * kSubs);
         commit_copies();
     }
     for (int step = share.first * kSubs; step < last; ++step) {
@@ -227,7 +237,7 @@ __device__ void multiply_share(const Job& job, const Rounded& x, const Share& sh
             }
             if (chunk + 1 < share.last) stage_chunk(chunk + 1);
         }
-        if (step + 1 < last) stage_x<kTokens>(x_at(step + 1), job, x, share, step + 1);
+        if (step + 1 < last) stage_x<kTokens>(x_at(step + 1), x, places, step + 1);
         commit_copies();
         unpack_step<W>(weights, staged_at(chunk), scales, job, share.tile, offset, sub);
         __syncthreads();
@@ -257,6 +267,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (share.token >= share.end) return;
     int* const flag = reinterpret_cast<int*>(shared_memory() + L::kFlagAt);
     if (threadIdx.x == 0) *flag = 0;
+    find_places<kTokens>(reinterpret_cast<int*>(shared_memory() + L::kPlacesAt), job, share);
+    __syncthreads();
     WarpTile<kTokens> warp;
     float factor = 1;
     while (true) {

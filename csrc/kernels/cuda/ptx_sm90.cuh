@@ -43,7 +43,16 @@ __device__ inline void barrier_arrive_remote(uint64_t* barrier) {
         "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"l"(barrier)
         : "memory");
 }
-/// barrier_wait() that sees what remote arrivals released.
+/// barrier_wait(), which sees what the block's own threads and copies have released.
+__device__ inline void barrier_wait_block(uint64_t* barrier, uint32_t parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}" ::"r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+}
+/// The same that sees what remote arrivals released. It throws the first-level cache away (CCTL.IVALL).
 __device__ inline void barrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
     asm volatile(
         "{\n.reg .pred done;\nagain:\n"

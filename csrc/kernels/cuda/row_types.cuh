@@ -88,9 +88,10 @@ struct RowFew : RowOf<uint8_t, Affine> {
     __device__ static constexpr int shift(int i) { return kBits < 4 ? kBits * i : i % 4 * 8 + i / 4 * 4; }
 };
 
-/// fn(the trait of a type).
+/// fn(the trait of a type): within a kernel, or on the host, to choose one.
+#pragma nv_exec_check_disable
 template <class Fn>
-__device__ inline auto with_row_type(DType dtype, const Fn& fn) {
+__host__ __device__ inline auto with_row_type(DType dtype, const Fn& fn) {
     switch (dtype) {
         case DType::F32:
             return fn(RowF32());

@@ -1,4 +1,4 @@
-// Copies to the device whose source may change as soon as they are asked for.
+// Copies to the device whose source may change as soon as they are asked for, and from it.
 #pragma once
 
 #include "kernels/cuda/device.h"
@@ -14,11 +14,17 @@ class Staging {
 
     /// From host or device memory to device memory, in the stream's order. Throws Error{device}.
     void copy(void* to, const void* from, size_t bytes);
+    /// From device to host memory, where it is when this returns; a little, tokens say, by way of pinned
+    /// memory, which a device writes to without the driver's help. Throws Error{device}.
+    void fetch(void* to, const void* from, size_t bytes);
     /// Until the stream has done all it was given. Throws Error{device}.
     void wait();
 
   private:
-    static constexpr size_t kBytes = size_t(1) << 20, kAlign = 64;
+    static constexpr size_t kBytes = size_t(1) << 20, kAlign = 64, kFetched = size_t(16) << 10;
+
+    /// Pinned memory that is free until the next wait().
+    std::byte* take(size_t bytes);
 
     const Device& device_;
     std::byte* pinned_ = nullptr;

@@ -1,4 +1,5 @@
 // What lets a step be recorded once and replayed: its sequences in device memory, and its calls as a graph.
+#include <algorithm>
 #include <cstring>
 
 #include "core/error.h"
@@ -8,14 +9,19 @@ namespace slimrt::cuda {
 
 bool CudaBackend::grow(Buffer& buffer, size_t bytes, const char* what) {
     if (bytes <= buffer.bytes) return false;
+    require_no_recording("needs more memory");
     forget_graphs();  // they know its address
     buffer = {};
     buffer = small_.alloc(MemoryKind::scratch, 2 * bytes, what);
     return true;
 }
 
-/// Tables first, since the sequences say where they are; what is there already is not sent again.
-void CudaBackend::put(Places& places, std::span<AttentionSequence* const> sequences) {
+/// One copy. Tables are last, since they are the most and stay as they are in most steps: what is there
+/// already is not sent again.
+void CudaBackend::put(Places& places, std::span<const int32_t> numbers,
+                      std::span<AttentionSequence* const> sequences) {
+    constexpr size_t kAlign = alignof(PlacedSequence);
+    const auto aligned = [](size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; };
     std::vector<int32_t> ids;
     places.table_at.clear();
     for (const AttentionSequence* s : sequences) {
@@ -23,10 +29,15 @@ void CudaBackend::put(Places& places, std::span<AttentionSequence* const> sequen
         places.table_at.emplace_back(s->table, ids.size());
         ids.insert(ids.end(), s->table, s->table + (s->end + kBlockTokens - 1) / kBlockTokens);
     }
-    const bool moved = grow(places.tables, ids.size() * sizeof(int32_t), "block tables");
-    auto* const tables = reinterpret_cast<const int32_t*>(places.tables.data.get());
-    if (moved || ids != places.ids) send(places.tables.data.get(), ids.data(), ids.size() * sizeof(int32_t));
+    const size_t sequences_at = aligned(numbers.size_bytes());
+    const size_t tables_at = sequences_at + sequences.size() * sizeof(PlacedSequence);
+    const size_t bytes = tables_at + ids.size() * sizeof(int32_t);
+    const bool moved = grow(places.data, bytes, "what a step reads");
+    const bool stay = !moved && tables_at == places.tables_at && ids == places.ids;
+    places.sequences_at = sequences_at;
+    places.tables_at = tables_at;
     places.ids = std::move(ids);
+    auto* const tables = reinterpret_cast<const int32_t*>(places.data.data.get() + tables_at);
     places.placed.clear();
     size_t table = 0;
     for (AttentionSequence* s : sequences) {
@@ -35,31 +46,51 @@ void CudaBackend::put(Places& places, std::span<AttentionSequence* const> sequen
         places.placed.push_back(
             {there, s->position, s->begin, s->end, s->query, s->n_queries, s->fresh, s->causal});
     }
-    const size_t bytes = places.placed.size() * sizeof(PlacedSequence);
-    grow(places.sequences, bytes, "sequences");
-    send(places.sequences.data.get(), places.placed.data(), bytes);
+    std::vector<std::byte> all(stay ? tables_at : bytes);
+    const auto write = [&](size_t at, const auto& from) {
+        if (!from.empty()) std::memcpy(all.data() + at, from.data(), from.size() * sizeof(from[0]));
+    };
+    write(0, numbers);
+    write(sequences_at, places.placed);
+    if (!stay) write(tables_at, places.ids);
+    send(places.data.data.get(), all.data(), all.size());
 }
 
-void CudaBackend::upload_sequences(std::span<const std::span<AttentionSequence>> lists) {
+Tensor CudaBackend::upload_step(std::span<const int32_t> numbers,
+                                std::span<const std::span<AttentionSequence>> lists) {
     const Current current = ready();
-    if (!current) return;
+    if (!current) return Backend::upload_step(numbers, lists);
     std::vector<AttentionSequence*> all;
     for (const std::span<AttentionSequence> list : lists)
         for (AttentionSequence& s : list) all.push_back(&s);
-    put(places_, all);
+    put(places_, numbers, all);
+    return {places_.data.data.get(), DType::I32, 1, static_cast<int64_t>(numbers.size())};
 }
 
 void CudaBackend::capture_and_replay(const std::string& shape, const std::function<void()>& body) {
     const Current current = ready();
     if (!current) return body();
-    const auto known = graphs_.find(shape);
-    if (known == graphs_.end()) {
+    if (!graphs_.contains(shape)) {
         run_fused(body);  // what it allocates and loads, it has then
-        graphs_.try_emplace(shape);
+        graph_of(shape);
         return;
     }
-    if (!known->second.exec) record(known->second, body);
-    check(cudaGraphLaunch(known->second.exec, device_.stream), "starting a recorded step");
+    Graph& graph = graph_of(shape);
+    if (!graph.exec) record(graph, body);
+    check(cudaGraphLaunch(graph.exec, device_.stream), "starting a recorded step");
+}
+
+/// The one that was not played for the longest time gives its place up.
+CudaBackend::Graph& CudaBackend::graph_of(const std::string& shape) {
+    Graph& graph = graphs_[shape];
+    graph.last = ++n_played_;
+    if (graphs_.size() > kMaxGraphs) {
+        const auto oldest = std::ranges::min_element(
+            graphs_, {}, [](const auto& shape_and_graph) { return shape_and_graph.second.last; });
+        if (oldest->second.exec) cudaGraphExecDestroy(oldest->second.exec);
+        graphs_.erase(oldest);
+    }
+    return graph;
 }
 
 void CudaBackend::run_fused(const std::function<void()>& calls) {

@@ -79,7 +79,7 @@ View view_of(const StepRows& rows) {
     }
     if (!slots) return v;
     v.to = target_of(*slots);
-    with_row(slots->dtype, [&]<class Row>(Row) {
+    with_row_type(slots->dtype, [&]<class Row>(Row) {
         v.stores_packs = !Row::kGroup && packs_fit(x) && plane_fits(v.to.plane, sizeof(typename Row::Code));
     });
     return v;

@@ -37,15 +37,16 @@ class Loop:
         engine: what computes them.
         width: sequences that all running tasks may use at once; one that needs more runs alone.
         pace: how long texts wait for the prompts of others.
+        chooses: the engine finds the likeliest token of a row where the row is, which saves a copy of it.
 
     Attributes:
         room: who finds rows for his tokens.
     """
 
-    def __init__(self, engine: Sequences, width: int, pace: Pace | None = None):
+    def __init__(self, engine: Sequences, width: int, pace: Pace | None = None, chooses: bool = False):
         self.pace = pace or Pace()
         self.room = Room(engine)
-        self._engine, self._width = engine, width
+        self._engine, self._width, self._chooses = engine, width, chooses
         self._waiting: list[Ticket[Any]] = []
         self._running: list[Ticket[Any]] = []
         self._order = 0
@@ -299,9 +300,11 @@ class Loop:
         items = [item for part in parts for item in part.items]
         outputs = [n for part in parts for n in part.outputs]
         calls = {part.ticket.call for part in parts}
+        chosen = not states and self._chooses and all(part.greedy for part in parts)
+        kind = {"states": True} if states else {"tokens": True} if chosen else {}
         started, counts = time.perf_counter(), self._engine.sparse_counts()
         try:
-            rows = self._engine.append(items, outputs, told_to_all(parts, calls), *([True] if states else []))
+            rows = self._engine.append(items, outputs, told_to_all(parts, calls), **kind)
         except ContextOverflowError as error:
             self._resume(parts[-1].ticket, error)
             return
@@ -371,6 +374,7 @@ def loop_of(runtime: Runtime) -> Loop:
         if runtime.loop is None:
             modes = {layer["mode"] for layer in runtime.info["layers"]}
             pace = Pace(batch=int(runtime.info["n_batch"]), recomputes=bool(modes - {"kv", *AGING}))
-            runtime.loop = Loop(Sequences(runtime), int(runtime.info["n_seqs"]), pace)
+            on_device = str(runtime.info["device"]).startswith("cuda")
+            runtime.loop = Loop(Sequences(runtime), int(runtime.info["n_seqs"]), pace, on_device)
         loop: Loop = runtime.loop
     return loop

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slimrt.cache.server_sizes import ROWS_OF_A_PIECE
-from slimrt.generation.search import Append, Read
+from slimrt.generation.search import Append, Decode, Read
 from slimrt.generation.sequences import Report, Sequences
 from slimrt.generation.tickets import Call, Ticket
 
@@ -40,6 +40,12 @@ class Part:
         if isinstance(wish, Read):
             return [max(len(self) - self._lacked, 0)]
         return [(wish.outputs if isinstance(wish, Append) else 1) if self.whole else 0] * len(self.items)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether of logits no more than the likeliest token is wanted."""
+        wish = self.ticket.wants
+        return isinstance(wish, Decode) and wish.greedy and not wish.logprobs and wish.mask is None
 
     def __len__(self) -> int:
         return sum(len(ids) for _, ids in self.items)

@@ -95,6 +95,7 @@ class Decode:
 
     logprobs: how many of the likeliest tokens to report; 0: none.
     mask: bits (words,) of those that may be chosen, as core.Sampler reads them, made while the step runs; None: all.
+    greedy: the sampler takes the likeliest of these.
     """
 
     sequence: Any
@@ -102,6 +103,7 @@ class Decode:
     sampler: core.Sampler
     logprobs: int = 0
     mask: Future[NDArray[np.uint32]] | None = None
+    greedy: bool = False
 
     @property
     def items(self) -> Sequence[tuple[Any, Sequence[int]]]:
@@ -188,10 +190,13 @@ class _Running(Generic[Result]):
 
 
 def choices(
-    engine: Choosing, rows: Sequence[Logits], wishes: Sequence[Decode], masks: Sequence[NDArray[np.uint32] | None]
+    engine: Choosing, rows: Sequence[NDArray[Any]], wishes: Sequence[Decode], masks: Sequence[NDArray[np.uint32] | None]
 ) -> Sequence[tuple[int, Logprobs | None]]:
-    """The answers to wishes, all in one call. rows: of each its logits (1, vocab); masks: of each its mask."""
+    """The answers to wishes, all in one call. rows: of each its logits (1, vocab), or of all the tokens that the engine
+    has chosen, int32 (1, 1); masks: of each its mask."""
     logits = rows[0] if len(rows) == 1 else np.concatenate(rows)
+    if logits.dtype == np.int32:
+        return [(int(token), None) for token in logits[:, 0]]
     samplers, logprobs = [one.sampler for one in wishes], [one.logprobs for one in wishes]
     return engine.sample(logits, samplers, masks=_masks(masks, logits.shape[1]), logprobs=logprobs)
 

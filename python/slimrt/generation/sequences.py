@@ -61,11 +61,11 @@ class Sequences:
             return engine.encode([(_handle(of), *source) for of, *source in items], states=states)
 
     def append(
-        self, items: Sequence[tuple[Any, Ids]], outputs: Sequence[int], on_progress: Report | None, states: bool = False
-    ) -> Logits:
+        self, items: Sequence[tuple[Any, Ids]], outputs: Sequence[int], on_progress: Report | None, **kind: Any
+    ) -> Any:
         """Compute tokens, for Sessions after the rows that they have: these may be tokens of theirs that lack some, and
-        then new ones. Returns logits of the last `outputs` tokens of each item, float32 (rows, vocab); or their states,
-        (rows, d_model)."""
+        then new ones. Returns logits of the last `outputs` tokens of each item, float32 (rows, vocab); of the kind
+        "states" theirs, (rows, d_model), of "tokens" what greedy sampling takes, int32 (rows, 1)."""
         total = sum(len(ids) for _, ids in items)
         show = self._runtime.show_progress and total > len(items)
         bar = progress.bar(True, total, "prefill", "tok") if show else nullcontext(lambda done, all: None)
@@ -79,11 +79,11 @@ class Sequences:
             lengths = [engine.length(_handle(of)) for of, _ in items]
             arrays = [(_handle(of), np.array(ids, np.int32)) for of, ids in items]
             told = report if show or on_progress is not None else None
-            logits = engine.append(arrays, outputs=outputs, states=states, on_progress=told)
+            rows = engine.append(arrays, outputs=outputs, on_progress=told, **kind)
             for (of, ids), length in zip(items, lengths, strict=True):
                 if isinstance(of, Session):
                     of.note(length, ids)
-        return logits
+        return rows.view(np.int32) if "tokens" in kind else rows
 
     def sample(
         self, logits: Logits, samplers: Sequence[core.Sampler], *, masks: Masks | None, logprobs: Sequence[int]

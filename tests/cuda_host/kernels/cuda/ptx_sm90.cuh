@@ -17,6 +17,7 @@ inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
     cuda_host::barrier_arrive(barrier, bytes);
 }
 inline void barrier_arrive_remote(uint64_t* barrier) { cuda_host::barrier_arrive(barrier); }
+inline void barrier_wait_block(uint64_t* barrier, uint32_t parity) { barrier_wait(barrier, parity); }
 inline void barrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
     cuda_host::barrier_wait(barrier, parity);
 }
