@@ -274,8 +274,8 @@ class Ahead {
   public:
     Ahead() = default;
     /// The share of so many pairs of a strip that has all rows, in so many steps.
-    Ahead(const AbsorbedValues& x, int64_t strip, int64_t strips, int64_t pair, int64_t pairs,
-          int64_t steps) {
+    [[gnu::noinline]] Ahead(const AbsorbedValues& x, int64_t strip, int64_t strips, int64_t pair,
+                            int64_t pairs, int64_t steps) {
         const int64_t share = x.heads * static_cast<int64_t>(x.head_stride) / strips;  // of a block
         const int64_t from = kAbsorbedBlocks * pair;
         const auto* const next = static_cast<const char*>(x.next[from / x.n_pairs]);
@@ -346,12 +346,7 @@ void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& s
             kernel(x, weights, pair, strip, vector, out, left, ahead);
             pair += n;
         };
-        if (x.n_pairs - pair >= 4)
-            with(add_tile<4, V, Part>, 4);
-        else if (x.n_pairs - pair >= 2)
-            with(add_tile<2, V, Part>, 2);
-        else
-            with(add_tile<1, V, Part>, 1);
+        x.n_pairs - pair >= 4 ? with(add_tile<4, V, Part>, 4) : with(add_tile<1, V, Part>, 1);
     }
 }
 
