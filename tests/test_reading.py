@@ -47,9 +47,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, bool]]:
     """Tokens, rows and kind of each call of the engine."""
     seen, append = list[tuple[int, int, bool]](), Sequences.append
 
-    def watched(self: Sequences, items: Any, outputs: Any, told: Any, states: bool = False) -> Any:
-        seen.append((sum(len(ids) for _, ids in items), sum(outputs), states))
-        return append(self, items, outputs, told, states)
+    def watched(self: Sequences, items: Any, outputs: Any, told: Any, **kind: bool) -> Any:
+        seen.append((sum(len(ids) for _, ids in items), sum(outputs), "states" in kind))
+        return append(self, items, outputs, told, **kind)
 
     monkeypatch.setattr(Sequences, "append", watched)
     return seen

@@ -374,7 +374,7 @@ def loop_of(runtime: Runtime) -> Loop:
         if runtime.loop is None:
             modes = {layer["mode"] for layer in runtime.info["layers"]}
             pace = Pace(batch=int(runtime.info["n_batch"]), recomputes=bool(modes - {"kv", *AGING}))
-            on_device = str(runtime.info["device"]).startswith("cuda")
+            on_device = str(runtime.info.get("device")).startswith("cuda")
             runtime.loop = Loop(Sequences(runtime), int(runtime.info["n_seqs"]), pace, on_device)
         loop: Loop = runtime.loop
     return loop
