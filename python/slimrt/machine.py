@@ -198,8 +198,8 @@ def follow(weights: Mapping[str, int], n_threads: int, *, isa: str = "") -> dict
 
 
 def use_huge_pages(file: core.GgufFile, n_threads: int) -> float:
-    """Copy a model's file into huge pages where it is mapped, if reading is 5 % faster there and the copy takes at most
-    half of the memory that is free: it is this process's own then, and the file's pages are free to go.
+    """Copy a model's file into huge pages where it is mapped, if products are 5 % faster there and the copy takes at
+    most half of the memory that is free: it is this process's own then, and the file's pages are free to go.
 
     Returns how many times as fast it is read; 0.0: it stays as it is. So it does where SLIMRT_ACCESS is set, and where
     it lies in the caches anyway.
