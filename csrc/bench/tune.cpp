@@ -254,15 +254,13 @@ double huge_page_gain(std::span<const std::byte> bytes, int n_threads) {
     const Buffer copy = backend.alloc(MemoryKind::scratch, parts * sizes.turn, "memory to measure with");
     std::memcpy(copy.data.get(), from, copy.bytes);
     // Not merely read: products call for memory themselves, which is lost where a page is not known yet.
-    const Buffer x = backend.alloc(MemoryKind::scratch, kCols * sizeof(float), "x");
     const auto rows = int64_t(sizes.turn / row_bytes(DType::Q8_0, kCols));
-    const Buffer out = backend.alloc(MemoryKind::scratch, size_t(rows) * sizeof(float), "out");
-    std::memset(x.data.get(), 0, x.bytes);
+    std::vector<float> x(kCols), out(static_cast<size_t>(rows));
     const auto time = [&](const std::byte* memory, size_t part) {
         const Tensor weight(const_cast<std::byte*>(memory) + part * sizes.turn, DType::Q8_0, rows, kCols);
         const std::clock_t start = std::clock();
-        static_cast<Backend&>(backend).linear(Tensor(x.data.get(), DType::F32, 1, kCols), weight, {},
-                                              Tensor(out.data.get(), DType::F32, 1, rows));
+        static_cast<Backend&>(backend).linear(Tensor(x.data(), DType::F32, 1, kCols), weight, {},
+                                              Tensor(out.data(), DType::F32, 1, rows));
         return cpu_time_since(start);
     };
     std::vector<double> ratios;
