@@ -24,7 +24,7 @@ SOURCE = ("bookworm", "python3.11")
 VERSION = "3.11"
 PACKAGES = (*OLD_PACKAGES, "zlib1g-dev")
 MAPPED = """
-import os, re, sys, slimrt
+import os, re, sys, slimrt._core
 mapped = set(re.findall(r" (/.*\\.so[.0-9]*)$", open("/proc/self/maps").read(), re.M))
 other = [one for one in mapped if not one.startswith(sys.argv[1])]
 print("Python", sys.version.split()[0], os.confstr("CS_GNU_LIBC_VERSION"), *slimrt._core.ops.backends(), flush=True)
