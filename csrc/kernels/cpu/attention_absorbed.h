@@ -270,12 +270,12 @@ inline void gather_strip(const AbsorbedValues& x, int64_t group, int64_t column,
 
 /// What tiles of products call for: the rows that are read after these, which come from memory. A line at a
 /// time, as products go on: of many at once the CPU drops some.
-class Ahead {
+class RowsAhead {
   public:
-    Ahead() = default;
+    RowsAhead() = default;
     /// The share of so many pairs of a strip that has all rows, in so many steps.
-    [[gnu::noinline]] Ahead(const AbsorbedValues& x, int64_t strip, int64_t strips, int64_t pair,
-                            int64_t pairs, int64_t steps) {
+    [[gnu::noinline]] RowsAhead(const AbsorbedValues& x, int64_t strip, int64_t strips, int64_t pair,
+                                int64_t pairs, int64_t steps) {
         const int64_t share = x.heads * static_cast<int64_t>(x.head_stride) / strips;  // of a block
         const int64_t from = kAbsorbedBlocks * pair;
         const auto* const next = static_cast<const char*>(x.next[from / x.n_pairs]);
@@ -298,7 +298,7 @@ class Ahead {
 /// V vectors of columns of Q pairs, of which there is one with `left` elements when Part.
 template <int Q, int V, bool Part>
 void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, const Strip& strip,
-              int64_t vector, float* out, int64_t left, Ahead ahead) {
+              int64_t vector, float* out, int64_t left, RowsAhead ahead) {
     RowSums acc[Q][V];
 #pragma GCC unroll 8
     for (int k = 0; k < Q; ++k) {
@@ -342,7 +342,8 @@ void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& s
     for (int64_t pair = 0; pair < x.n_pairs;) {
         const auto with = [&](auto kernel, int64_t n) {
             const int64_t at = group * strips + column / kStripColumns;
-            const Ahead ahead = vector == 0 ? Ahead(x, at, x.heads * strips, pair, n, kStripLanes) : Ahead();
+            const RowsAhead ahead =
+                vector == 0 ? RowsAhead(x, at, x.heads * strips, pair, n, kStripLanes) : RowsAhead();
             kernel(x, weights, pair, strip, vector, out, left, ahead);
             pair += n;
         };

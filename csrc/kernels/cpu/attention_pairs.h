@@ -156,7 +156,7 @@ struct PairStrip {
 /// V vectors of columns of Q pairs.
 template <int Q, int V, class Pairs>
 void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pairs>& strip, int64_t vector,
-                   const AbsorbedValues& x, float* out, Ahead ahead) {
+                   const AbsorbedValues& x, float* out, RowsAhead ahead) {
     RowSums acc[Q][V];
 #pragma GCC unroll 8
     for (int k = 0; k < Q; ++k) {
@@ -199,9 +199,9 @@ void add_pair_strip(const AbsorbedValues& x, int64_t column, const PairWeights& 
     int64_t pair = 0;
     const auto with = [&](auto kernel, int64_t n) {
         for (; pair + n <= x.n_pairs; pair += n) {
-            const Ahead ahead(x, column / kPairColumns, strips, pair, n, kAbsorbedRows / 2);
+            const RowsAhead ahead(x, column / kPairColumns, strips, pair, n, kAbsorbedRows / 2);
             for (int64_t vector = 0; vector < kPairVectors; vector += V)
-                kernel(weights, pair, strip, vector, x, x.out + column, vector == 0 ? ahead : Ahead());
+                kernel(weights, pair, strip, vector, x, x.out + column, vector == 0 ? ahead : RowsAhead());
         }
     };
     with(add_pair_tile<Q, V, Pairs>, Q);
