@@ -141,13 +141,15 @@ async def one_by_one(port: int, sounds: list[bytes]) -> list[dict[str, Any]]:
 
 
 def turn(port: int, sounds: list[bytes]) -> dict[str, Any]:
-    """Seconds of both, and the tokens of a sound; what is heard must be the same but for ties."""
+    """Seconds of both ways, and the tokens of each sound, of which there must be as many either way."""
     found: dict[str, Any] = {}
     for way in (one_by_one, all_at_once):
         began = time.perf_counter()
         answers = asyncio.run(way(port, sounds))
         found[way.__name__] = time.perf_counter() - began
         found[f"tokens_{way.__name__}"] = [sum(len(part["tokens"]) for part in one["segments"]) for one in answers]
+    if found["tokens_one_by_one"] != found["tokens_all_at_once"]:
+        raise SystemExit(f"not the same was heard: {found}")
     return found | {"times": found["one_by_one"] / found["all_at_once"], "load_average": os.getloadavg()[0]}
 
 
