@@ -83,7 +83,7 @@ class TestLeaving:
         connection.close()
         server.wait_until("places_taken", 0)
         server.wait_until("texts_running", 0)  # at the next step
-        assert server.metric("texts_waiting") == 0
+        server.wait_until("texts_waiting", 0, seconds=5.0)
 
 
 class TestTooMany:

@@ -151,7 +151,7 @@ def test_a_forecast_ends_when_nobody_waits_for_it(tmp_path):
         connection.close()
         server.wait_until("places_taken", 0, seconds=5.0)
         server.wait_until("texts_running", 0, seconds=5.0)
-        assert server.metric("texts_waiting") == 0
+        server.wait_until("texts_waiting", 0, seconds=5.0)
         assert server.ask("/v1/forecasts", {"series": [1.0, 2.0], "prediction_length": 5}).status == 200
 
 
