@@ -413,11 +413,6 @@ def test_devices_that_are_not_there(tiny, run):
     assert code == 1 and not out and "cuda" in err.lower()
 
 
-def test_layers_are_not_shared_out(tiny, run):
-    code, out, err = run("generate", tiny, "-p", "a", "-ngl", "20")
-    assert code == 2 and not out and "as a whole" in err
-
-
 def test_doctor_says_what_there_is(run):
     code, out, _ = run("doctor", "-t", "1")
     assert code == 0 and (CUDA_MISSING or _core.cuda_devices()[0][0]) in out

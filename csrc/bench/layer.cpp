@@ -21,7 +21,7 @@ class Layer {
           mode_(mode),
           c_(config),
           prepared_(prepare()),
-          cache_(arrays.backend(), {rows_of(mode, config)}, n + kBlockTokens, 1, 0,
+          cache_({rows_of(arrays.backend(), mode, config)}, n + kBlockTokens, 1, 0,
                  {kBlockTokens, kBlockTokens},
                  [this](int, const Recoding& r) {
                      const AttnInput in{c_, *prepared_, rope_, {}, {}, false, scratch_};
@@ -61,8 +61,8 @@ class Layer {
     size_t bytes() const { return cache_.bytes_held(0, cache_.length(sequence_)); }
 
   private:
-    static LayerRows rows_of(const CacheMode& mode, const AttnConfig& c) {
-        LayerRows rows{mode.older_formats(c), c.window, mode.regions(c)};
+    static LayerRows rows_of(Backend& backend, const CacheMode& mode, const AttnConfig& c) {
+        LayerRows rows{&backend, mode.older_formats(c), c.window, mode.regions(c)};
         rows.formats.insert(rows.formats.begin(), mode.format(c));
         return rows;
     }

@@ -107,6 +107,24 @@ void put_memory(nb::dict& d, const MemoryReport& m) {
     d["cache_bytes_per_token"] = m.cache_bytes_per_token;
 }
 
+namespace {
+
+nb::list parts_of(const EngineInfo& info) {
+    nb::list parts;
+    for (const PartInfo& part : info.parts) {
+        nb::dict d;
+        d["device"] = part.device;
+        d["begin"] = part.begin;
+        d["end"] = part.end;
+        d["bytes"] = part.memory.total();
+        d["available"] = part.available;
+        parts.append(d);
+    }
+    return parts;
+}
+
+}  // namespace
+
 void put_info(nb::dict& d, const EngineInfo& info) {
     const ModelConfig& c = info.config;
     d["name"] = to_text(c.name);
@@ -142,6 +160,7 @@ void put_info(nb::dict& d, const EngineInfo& info) {
         layers.append(layer);
     }
     d["layers"] = layers;
+    d["parts"] = parts_of(info);
     put_encoder(d, info);
 }
 

@@ -6,15 +6,14 @@
 
 namespace slimrt {
 
-BlockPool::BlockPool(Backend& backend, std::vector<Format> formats, int64_t n_blocks) : backend_(backend) {
-    for (Format& format : formats) {
-        Layer layer;
-        for (const Plane& plane : format) {
+BlockPool::BlockPool(std::vector<Stored> layers, int64_t n_blocks) {
+    for (Stored& stored : layers) {
+        Layer layer{std::move(stored), {}, 0, {}};
+        for (const Plane& plane : layer.format) {
             layer.plane_offset.push_back(layer.block_bytes);
             layer.block_bytes += plane.block_bytes();
         }
-        layer.format = std::move(format);
-        layer.pool = backend.alloc(MemoryKind::cache, layer.block_bytes * n_blocks, "cache");
+        layer.pool = layer.backend->alloc(MemoryKind::cache, layer.block_bytes * n_blocks, "cache");
         layers_.push_back(std::move(layer));
     }
     users_.assign(n_blocks, 0);
@@ -43,7 +42,7 @@ void BlockPool::copy(int32_t from, int32_t to) {
     for (const Layer& layer : layers_) {
         const size_t bytes = layer.block_bytes;
         std::byte* pool = layer.pool.data.get();
-        backend_.upload(Tensor(pool + to * bytes, DType::F32, 1, 0), pool + from * bytes, bytes);
+        layer.backend->upload(Tensor(pool + to * bytes, DType::F32, 1, 0), pool + from * bytes, bytes);
     }
 }
 

@@ -11,8 +11,13 @@ namespace slimrt {
 
 class BlockPool {
   public:
-    /// formats[layer]; layers are counted from 0 here. A layer of an empty format has no rows.
-    BlockPool(Backend& backend, std::vector<Format> formats, int64_t n_blocks);
+    /// How a layer's rows are stored, and on which backend; those of an empty format are none.
+    struct Stored {
+        Backend* backend;
+        Format format;
+    };
+    /// Layers are counted from 0 here.
+    BlockPool(std::vector<Stored> layers, int64_t n_blocks);
 
     const Format& format(int layer) const { return layers_[layer].format; }
     size_t block_bytes(int layer) const { return layers_[layer].block_bytes; }
@@ -32,15 +37,15 @@ class BlockPool {
     Rows rows(int layer, int plane) const;
     Slots slots(int layer, int plane, Tensor slots) const;
 
-    /// Calls visit(address, bytes) for the rows of the positions [begin, end) in the blocks of a table, layer
-    /// after layer, plane after plane, block after block, head after head: elements, then scales. Rows that
-    /// share scales (Plane::scale_tokens) go together, and a block's plane that is wanted whole.
+    /// Calls visit(backend, address, bytes) for the rows of the positions [begin, end) in the blocks of a
+    /// table, layer after layer, plane after plane, block after block, head after head: elements, then
+    /// scales. Rows that share scales (Plane::scale_tokens) go together, and a block's plane that is wanted
+    /// whole.
     template <class Visit>
     void visit_rows(std::span<const int32_t> table, int64_t begin, int64_t end, Visit visit) const;
 
   private:
-    struct Layer {
-        Format format;
+    struct Layer : Stored {
         std::vector<size_t> plane_offset;  // bytes; of a plane inside a block
         size_t block_bytes = 0;            // of all planes
         Buffer pool;
@@ -50,7 +55,6 @@ class BlockPool {
         }
     };
 
-    Backend& backend_;
     std::vector<Layer> layers_;
     std::vector<int32_t> users_;
     std::vector<int32_t> free_;
@@ -69,13 +73,13 @@ void BlockPool::visit_rows(std::span<const int32_t> table, int64_t begin, int64_
                 n = std::min(kBlockTokens - row, end - first);
                 std::byte* head = layer.plane(table[first / kBlockTokens], int(p));
                 if (n == kBlockTokens) {
-                    visit(head, plane.block_bytes());
+                    visit(*layer.backend, head, plane.block_bytes());
                     continue;
                 }
                 for (int h = 0; h < plane.heads; ++h, head += bytes.total()) {
-                    visit(head + row * elements, n * elements);
+                    visit(*layer.backend, head + row * elements, n * elements);
                     if (bytes.scales)
-                        visit(head + bytes.elements + row * bytes.scales / kBlockTokens,
+                        visit(*layer.backend, head + bytes.elements + row * bytes.scales / kBlockTokens,
                               n * bytes.scales / kBlockTokens);
                 }
             }

@@ -13,15 +13,14 @@ constexpr int64_t kMaxTokens = 1 << 28;  // slots are int32, with room to spare
 
 }  // namespace
 
-KvCache::KvCache(Backend& backend, const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs,
-                 int64_t cache_tokens, StepLimits limits, Recode recode)
-    : backend_(backend),
-      n_ctx_(n_ctx),
+KvCache::KvCache(const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs, int64_t cache_tokens,
+                 StepLimits limits, Recode recode)
+    : n_ctx_(n_ctx),
       n_seqs_(n_seqs),
       cache_tokens_(cache_tokens),
       limits_(limits),
       recode_(std::move(recode)) {
-    std::vector<std::vector<std::vector<Format>>> formats;  // of each group, class and layer
+    std::vector<std::vector<std::vector<BlockPool::Stored>>> stored;  // of each group, class and layer
     for (const LayerRows& layer : layers) {
         const auto known = std::ranges::find_if(groups_, [&](const Group& group) {
             return group.window == layer.window && group.regions == layer.regions;
@@ -29,12 +28,16 @@ KvCache::KvCache(Backend& backend, const std::vector<LayerRows>& layers, int64_t
         const int group = int(known - groups_.begin());
         if (known == groups_.end()) {
             groups_.push_back({layer.window, layer.regions, {}, {}});
-            formats.emplace_back(layer.regions.n_classes);
+            stored.emplace_back(layer.regions.n_classes);
         }
-        where_.push_back({group, int(groups_[group].layers.size())});
+        where_.push_back({group, int(groups_[group].layers.size()), layer.backend});
         groups_[group].layers.push_back(int(where_.size()) - 1);
         for (int c = 0; c < layer.regions.n_classes; ++c)
-            formats[group][c].push_back(layer.formats.empty() ? Format{} : layer.formats[c]);
+            stored[group][c].push_back({layer.backend, layer.formats.empty() ? Format{} : layer.formats[c]});
+        Buffer* const slots = layer.regions.n_classes > 1 ? &slots_[layer.backend] : nullptr;
+        if (slots && !slots->data)
+            *slots =
+                layer.backend->alloc(MemoryKind::scratch, kMoved * sizeof(int32_t), "slots of aging rows");
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
         const auto& [window, regions, classes, of_group] = groups_[g];
@@ -45,10 +48,8 @@ KvCache::KvCache(Backend& backend, const std::vector<LayerRows>& layers, int64_t
                                    : regions.n_classes > 1 ? max_blocks(regions, c)
                                                            : all;
             groups_[g].classes.push_back(
-                {blocks, BlockPool(backend, std::move(formats[g][c]), n_blocks(regions, c, blocks))});
+                {blocks, BlockPool(std::move(stored[g][c]), n_blocks(regions, c, blocks))});
         }
-        if (regions.n_classes > 1 && !slots_.data)
-            slots_ = backend.alloc(MemoryKind::scratch, kMoved * sizeof(int32_t), "slots of aging rows");
     }
 }
 

@@ -26,9 +26,10 @@
 
 namespace slimrt {
 
-/// What a layer keeps: of a token a row, for the next `window` positions (0: all), in the format of each
-/// class of rows in turn. Without rows of its own, of no format.
+/// What a layer keeps, and on which backend: of a token a row, for the next `window` positions (0: all), in
+/// the format of each class of rows in turn. Without rows of its own, of no format.
 struct LayerRows {
+    Backend* backend;
     std::vector<Format> formats;
     int64_t window = 0;
     Regions regions;
@@ -56,8 +57,8 @@ class KvCache {
 
     /// Room for cache_tokens tokens, at least n_ctx, of all sequences together, of which n_seqs may grow at
     /// once; 0: for n_seqs sequences of n_ctx tokens.
-    KvCache(Backend& backend, const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs,
-            int64_t cache_tokens, StepLimits limits, Recode recode = {});
+    KvCache(const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs, int64_t cache_tokens,
+            StepLimits limits, Recode recode = {});
 
     int64_t n_ctx() const { return n_ctx_; }
     /// What a token leaves behind in the end.
@@ -152,6 +153,7 @@ class KvCache {
     };
     struct Place {
         int group, index;  // of a layer: in its group
+        Backend* backend;
     };
     using GroupClass = std::pair<int, int>;
     /// What a sequence has of a class.
@@ -178,6 +180,10 @@ class KvCache {
     const BlockPool& pool(int layer, int c) const { return groups_[where_[layer].group].classes[c].pool; }
     const BlockPool& pool_of(GroupClass at) const { return groups_[at.first].classes[at.second].pool; }
     GroupClass scarcest_class() const;
+    /// n slots of rows of a layer that change their class.
+    Tensor moved_slots(int layer, int64_t n) const {
+        return {slots_.at(where_[layer].backend).data.get(), DType::I32, 1, n};
+    }
     Slots slots(int layer, int c, int plane, Tensor slots) const;
     Sequence& find(int sequence);
     const Sequence& find(int sequence) const;
@@ -215,11 +221,10 @@ class KvCache {
 
     static constexpr int64_t kMoved = 512;  // rows that change their class at once
 
-    Backend& backend_;
     int64_t n_ctx_, n_seqs_, cache_tokens_;
     StepLimits limits_;
     Recode recode_;
-    Buffer slots_;  // I32, of rows that change their class
+    std::map<const Backend*, Buffer> slots_;  // I32, of rows that change their class
     std::vector<Group> groups_;
     std::vector<Place> where_;  // each layer
     std::map<int, Sequence> sequences_;

@@ -141,8 +141,8 @@ void KvCache::move(int layer, const std::vector<Kept>& classes, const Move& move
         std::vector<int32_t> slots;
         for (int64_t p = begin - to_origin; p < begin - to_origin + n; ++p)
             slots.push_back(table[p / kBlockTokens] * kBlockTokens + int32_t(p % kBlockTokens));
-        const Tensor index(slots_.data.get(), DType::I32, 1, n);
-        backend_.upload(index, slots.data(), slots.size() * sizeof(int32_t));
+        const Tensor index = moved_slots(layer, n);
+        where_[layer].backend->upload(index, slots.data(), slots.size() * sizeof(int32_t));
         std::vector<Slots> to_slots;
         for (size_t p = 0; p < rows.size(); ++p) to_slots.push_back(this->slots(layer, to, int(p), index));
         recode_(layer, {.from = rows,
@@ -218,7 +218,7 @@ void KvCache::rehearse() {
     for (int layer = 0; layer < int(where_.size()); ++layer)
         for (int c = 1; c < n_classes(layer); ++c) {
             if (format(layer, c).empty()) continue;
-            const Tensor index(slots_.data.get(), DType::I32, 1, kBlockTokens);
+            const Tensor index = moved_slots(layer, kBlockTokens);
             for (const auto& [from, to] : {std::pair(c - 1, c), std::pair(c, 0)}) {
                 std::vector<Slots> slots;
                 for (size_t p = 0; p < format(layer, to).size(); ++p)

@@ -35,12 +35,11 @@ std::vector<std::byte> KvCache::save(int sequence, int64_t from) const {
         for (size_t c = 1; c < classes.size(); ++c)
             std::memcpy(grow(sizeof(int64_t)), &classes[c].end, sizeof(int64_t));
         for (const auto& [c, origin, begin, end] : regions_of(s, g))
-            groups_[g].classes[c].pool.visit_rows(classes[c].table, std::max(begin, from) - origin,
-                                                  end - origin, [&](std::byte* rows, size_t bytes) {
-                                                      std::byte* const to = grow(bytes);
-                                                      backend_.download(to, Tensor(rows, DType::F32, 1, 0),
-                                                                        bytes);
-                                                  });
+            groups_[g].classes[c].pool.visit_rows(
+                classes[c].table, std::max(begin, from) - origin, end - origin,
+                [&](Backend& backend, std::byte* rows, size_t bytes) {
+                    backend.download(grow(bytes), Tensor(rows, DType::F32, 1, 0), bytes);
+                });
     }
     return out;
 }
@@ -101,8 +100,8 @@ void KvCache::restore(int sequence, std::span<const std::byte> bytes, int64_t fr
             for (int32_t& block : s.groups[g][c].table)
                 if (block == kWanted) block = pool.take();
             pool.visit_rows(s.groups[g][c].table, std::max(begin, from) - origin, end - origin,
-                            [&](std::byte* rows, size_t n) {
-                                backend_.upload(Tensor(rows, DType::F32, 1, 0), bytes.data() + at[g], n);
+                            [&](Backend& backend, std::byte* rows, size_t n) {
+                                backend.upload(Tensor(rows, DType::F32, 1, 0), bytes.data() + at[g], n);
                                 at[g] += n;
                             });
         }

@@ -1,6 +1,8 @@
 #include "engine/devices.h"
 
+#include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <optional>
 #include <string_view>
 
@@ -24,7 +26,55 @@ std::optional<int> cuda_number(std::string_view device) {
     return all && number >= 0 ? std::optional(number) : std::nullopt;
 }
 
+/// The devices of a list and their numbers of layers, -1 where there is none.
+std::vector<DeviceLayers> read_list(std::string_view list) {
+    std::vector<DeviceLayers> all;
+    for (size_t comma = 0; comma != list.npos; list.remove_prefix(comma == list.npos ? 0 : comma + 1)) {
+        const std::string_view one = list.substr(0, comma = list.find(','));
+        const size_t equals = one.find('=');
+        int layers = -1;
+        if (equals != one.npos) {
+            const char* const end = one.data() + one.size();
+            const auto read = std::from_chars(one.data() + equals + 1, end, layers);
+            if (read.ec != std::errc{} || read.ptr != end || layers < 0)
+                fail(ErrorCode::argument, "device '", one, "': after = comes a number of layers");
+        }
+        const std::string name(one.substr(0, equals));
+        for (const DeviceLayers& other : all)
+            if (other.device == name) fail(ErrorCode::argument, "device '", name, "' is named twice");
+        all.push_back({name, layers});
+    }
+    return all;
+}
+
 }  // namespace
+
+std::vector<DeviceLayers> share_layers(const std::string& devices, int n_layers) {
+    std::vector<DeviceLayers> all = read_list(devices);
+    int left = n_layers;
+    for (auto one = all.rbegin(); one != all.rend(); ++one)  // the last layers first
+        if (one->layers >= 0) left -= one->layers = std::min(one->layers, left);
+    double free = 0;
+    std::vector<uint64_t> available(all.size(), 0);
+    for (size_t i = 0; i < all.size(); ++i)
+        if (all[i].layers < 0) free += double(available[i] = 1 + available_on(all[i].device));
+    if (left > 0 && free == 0)
+        fail(ErrorCode::argument, "'", devices, "': ", left, " of ", n_layers, " layers are on no device");
+    for (size_t i = 0; i < all.size(); ++i) {
+        if (all[i].layers >= 0) continue;
+        all[i].layers = std::min(left, int(std::lround(left * double(available[i]) / free)));
+        left -= all[i].layers, free -= double(available[i]);
+    }
+    std::erase_if(all, [](const DeviceLayers& one) { return one.layers == 0; });
+    return all;
+}
+
+uint64_t available_on(const std::string& devices) {
+    uint64_t available = 0;
+    for (const DeviceLayers& one : read_list(devices))
+        available += open_backend(one.device, 1, true)->available();
+    return available;
+}
 
 std::unique_ptr<Backend> open_backend(const std::string& device, int n_threads, bool dry) {
     if (device == "cpu") return open_cpu_backend({.n_threads = n_threads, .dry = dry});

@@ -140,7 +140,7 @@ void Engine::encode_some(std::span<const EncodeItem> items, float* states,
         rows.add_slots(id, 0, n, encoding.slots);
         encoding.add(item.input, n);
     }
-    run_encoding(*decoder_, *backend_, scratch_, encoding, states, progress);
+    run_encoding(*decoder_, scratches_[0], encoding, states, progress);
     for (size_t i = 0; i < items.size(); ++i)
         rows.commit(encoder_states_of_[items[i].sequence], encoding.lengths[i]);
 }
@@ -159,7 +159,7 @@ std::vector<float> Engine::alignment(const Item& item, std::span<const Head> hea
         if (layer < 0 || layer >= config().n_layers || head < 0 || head >= config().n_heads)
             fail(ErrorCode::argument, "layer ", layer, " has no head ", head);
     const int64_t width = config().d_model + 2 * config().n_heads * config().head_dim;
-    Scratch scratch(*backend_, size_t((rows + 1) * (width + n + 64) + n * width) * sizeof(float));
+    Scratch scratch(*backends_[0], size_t((rows + 1) * (width + n + 64) + n * width) * sizeof(float));
     const AttentionSequence states{
         .end = rows, .table = decoder_->encoder_states()->table(encoder_states_of_.at(item.sequence), 0)};
     std::vector<float> out(heads.size() * n * rows);
@@ -172,7 +172,7 @@ std::vector<float> Engine::alignment(const Item& item, std::span<const Head> hea
             const Tensor scores = scratch.f32(x.rows, rows);
             decoder_->cross_scores(layer, heads[i].head, x, states, scratch, scores);
             float* const to = out.data() + (i * n + filled[i]) * rows;
-            backend_->download(to, scores, scores.bytes());
+            backends_[0]->download(to, scores, scores.bytes());
             for (int64_t t = 0; t < x.rows; ++t) softmax(to + t * rows, rows);
             filled[i] += x.rows;
         }

@@ -42,13 +42,27 @@ Engine::Engine(GgufFile file, const EngineOptions& options, const ExtraTensors& 
     const Measured measured = measure(file_, options, extra);
     require_fit(measured, options.memory_limit);
     n_threads_ = measured.info.n_threads;
-    backend_ = open_backend(options.device, n_threads_, false);
-    backend_->reserve_workspace(measured.workspace);
-    decoder_ = std::make_unique<Decoder>(file_, options.cache, *backend_, extra);
-    scratch_ = Scratch(*backend_, measured.activations);
+    backends_ = open_backends(measured.devices, n_threads_, false);
+    for (size_t i = 0; i < backends_.size(); ++i) backends_[i]->reserve_workspace(measured.workspaces[i]);
+    decoder_ = std::make_unique<Decoder>(file_, options.cache, shares_of(measured.devices, backends_), extra);
+    for (size_t i = 0; i < backends_.size(); ++i)
+        scratches_.emplace_back(*backends_[i], measured.activations[i]);
 }
 
-EngineInfo Engine::info() { return describe(*decoder_, *backend_, n_threads_); }
+EngineInfo Engine::info() { return describe(*decoder_, n_threads_); }
+
+Backend& Engine::host() {
+    return **std::ranges::max_element(backends_, {}, [](const auto& one) { return one->host_threads(); });
+}
+
+SparseCounts Engine::sparse_counts() const {
+    SparseCounts all;
+    for (const auto& backend : backends_) {
+        const auto [rows, skipped] = backend->sparse_counts();
+        all.rows += rows, all.skipped += skipped;
+    }
+    return all;
+}
 
 void Engine::require_valid(std::span<const Item> items) {
     file_.require_unchanged();
@@ -154,7 +168,7 @@ void Engine::run_steps(std::span<const Item> items, Output output, float* out, c
         size_t item = at.item;
         const Step step = next_step(items, at);
         in_step = int64_t(step.tokens.size());
-        run_step(*decoder_, *backend_, scratch_, step, output, out, observer);
+        run_step(*decoder_, scratches_, step, output, out, observer);
         for (const AttentionSequence& s : step.groups[0].sequences)
             cache().commit(items[item++].sequence, s.n_queries);
         if (out) out += step.outputs.size() * width_of(output);
@@ -166,9 +180,10 @@ void Engine::run_steps(std::span<const Item> items, Output output, float* out, c
 
 std::vector<Choice> Engine::sample(std::span<const RowToSample> rows) {
     const OnFastCores place(n_threads_);
-    sampler_scratch_.resize(size_t(backend_->host_threads()));
+    Backend& backend = host();
+    sampler_scratch_.resize(size_t(backend.host_threads()));
     return sample_rows(rows, sampler_scratch_,
-                       [&](int64_t n, const auto& fn) { backend_->run_on_host(n, fn); });
+                       [&](int64_t n, const auto& fn) { backend.run_on_host(n, fn); });
 }
 
 void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const Progress& progress) {
@@ -177,7 +192,7 @@ void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const
     std::vector<int64_t> filled(config().n_layers, 0);
     StepObserver observer;
     observer.attention_input = [&](int layer, Tensor x) {
-        backend_->download(out + (layer * n + filled[layer]) * d, x, x.bytes());
+        decoder_->part_of(layer).backend->download(out + (layer * n + filled[layer]) * d, x, x.bytes());
         filled[layer] += x.rows;
     };
     const ScopeExit finish([&] { cache().release(sequence); });

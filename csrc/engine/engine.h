@@ -89,7 +89,7 @@ class Engine {
 
     const ModelConfig& config() const { return decoder_->config(); }
     EngineInfo info();
-    SparseCounts sparse_counts() const { return backend_->sparse_counts(); }
+    SparseCounts sparse_counts() const;
 
   private:
     /// A sequence, and how long it was.
@@ -98,6 +98,8 @@ class Engine {
         size_t item = 0, token = 0;
     };
     KvCache& cache() { return decoder_->cache(); }
+    /// The one with the most threads on the host.
+    Backend& host();
     void require_valid(std::span<const Item> items);
     void run_steps(std::span<const Item> items, Output output, float* out, const Progress& progress,
                    StepObserver observer);
@@ -113,9 +115,9 @@ class Engine {
 
     GgufFile file_;
     int n_threads_ = 0;
-    std::unique_ptr<Backend> backend_;
+    std::vector<std::unique_ptr<Backend>> backends_;  // of the decoder's parts
     std::unique_ptr<Decoder> decoder_;
-    Scratch scratch_;
+    std::vector<Scratch> scratches_;               // one a part
     std::vector<SamplerScratch> sampler_scratch_;  // one a thread
     std::map<int, int>
         encoder_states_of_;  // handle in Decoder::encoder_states() of each sequence that has one

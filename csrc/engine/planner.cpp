@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <ranges>
 #include <set>
 
 #include "core/error.h"
@@ -49,9 +50,9 @@ std::string gib(uint64_t bytes) {
     return text;
 }
 
-/// Bytes of scratch that no step exceeds: runs the largest on a dry backend, whose workspace afterwards is
-/// what no step exceeds either.
-size_t measure_scratch(Decoder& decoder, Backend& dry) {
+/// Bytes of scratch that no step exceeds, in each part: runs the largest on dry backends, whose workspace
+/// afterwards is what no step exceeds either.
+std::vector<size_t> measure_scratch(Decoder& decoder) {
     const CacheOptions& o = decoder.options();
     const int64_t tokens = std::min<int64_t>(o.n_batch, o.n_ctx * o.n_seqs);
     const int64_t longest = std::min<int64_t>(o.n_batch, o.n_ctx);  // of one sequence
@@ -64,7 +65,7 @@ size_t measure_scratch(Decoder& decoder, Backend& dry) {
             for (const Extreme& extreme : choice.mode->extremes(choice.config, longest, o.n_ctx))
                 extremes.insert({tokens, extreme.n, extreme.cached});
     if (const int64_t n = decoder.step_limits().longest; n > o.n_batch) extremes.insert({n, n, o.n_ctx - 1});
-    Scratch scratch;
+    std::vector<Scratch> scratches(decoder.parts().size());
     const int empty = decoder.cache().create();
     decoder.cache().rehearse();
     for (const auto& [n_tokens, n, cached] : extremes) {
@@ -81,7 +82,7 @@ size_t measure_scratch(Decoder& decoder, Backend& dry) {
             step.groups[g].older.pop_back();
         }
         if (decoder.encoder()) step.add_encoder_states(o.n_source, nullptr);
-        run_step(decoder, dry, scratch, step, Output::logits, nullptr);
+        run_step(decoder, scratches, step, Output::logits, nullptr);
     }
     if (decoder.encoder()) {
         Encoding encoding;
@@ -90,48 +91,16 @@ size_t measure_scratch(Decoder& decoder, Backend& dry) {
         // None where it reads samples: a file may ask for billions of them.
         const std::vector<int32_t> ids(decoder.config().n_inputs > 0 ? 0 : n);
         encoding.add({.ids = ids, .rows = n}, o.n_source);
-        run_encoding(decoder, dry, scratch, encoding, nullptr);
+        run_encoding(decoder, scratches[0], encoding, nullptr);
     }
-    return scratch.peak();
+    std::vector<size_t> peaks;
+    for (const Scratch& scratch : scratches) peaks.push_back(scratch.peak());
+    return peaks;
 }
 
-}  // namespace
-
-uint64_t available_on(const std::string& device) { return open_backend(device, 1, true)->available(); }
-
-EngineInfo describe(Decoder& decoder, const Backend& backend, int n_threads) {
-    EngineInfo info{decoder.config(),
-                    decoder.options(),
-                    layer_caches(decoder),
-                    cross_cache(decoder),
-                    backend.description(),
-                    n_threads,
-                    {}};
-    info.cache.sparse_delta = 0;  // as the file says where it was asked
-    for (const LayerChoice& layer : decoder.layers())
-        info.cache.sparse_delta = std::max(info.cache.sparse_delta, layer.config.sparse_delta);
-    info.memory.use = backend.memory();
-    info.memory.mapped = decoder.mapped_bytes();
-    for (const LayerCache& layer : info.layers) info.memory.cache_bytes_per_token += layer.bytes_per_token;
-    return info;
-}
-
-Measured measure(const GgufFile& file, const EngineOptions& options, const ExtraTensors& extra) {
-    if (options.n_threads < 0 || options.n_threads > 1024)
-        fail(ErrorCode::argument, "n_threads must be from 1 to 1024 (0: chosen), got ", options.n_threads);
-    const int n_threads = options.n_threads ? options.n_threads : default_threads();
-    const auto dry = open_backend(options.device, n_threads, true);
-    Decoder decoder(file, options.cache, *dry, extra);
-    const size_t activations = measure_scratch(decoder, *dry);
-    Measured m{describe(decoder, *dry, n_threads), activations, dry->workspace(), dry->available()};
-    m.info.memory.use.scratch += activations;
-    return m;
-}
-
-void require_fit(const Measured& measured, uint64_t limit) {
-    const EngineInfo& info = measured.info;
-    const uint64_t available = limit ? limit : measured.available;
-    const MemoryReport& m = info.memory;
+/// whose: begins the message, where it is about one of several devices.
+void require_fit(const EngineInfo& info, const MemoryReport& m, const std::string& whose, uint64_t available,
+                 const char* what) {
     if (available == 0 || m.total() <= available) return;
     const bool weights_alone = m.mapped + m.use.weights + m.use.derived > available;
     int64_t rows = 0;  // of a sequence
@@ -142,15 +111,87 @@ void require_fit(const Measured& measured, uint64_t limit) {
     const std::string tokens = by_sequences ? kept : concat(cache.cache_tokens);
     throw Error(
         ErrorCode::wont_fit,
-        concat("needs ", gib(m.total()), ", ", gib(available), limit ? " allowed" : " free", ": weights ",
+        concat(whose, "needs ", gib(m.total()), ", ", gib(available), what, ": weights ",
                gib(m.mapped + m.use.weights), ", derived weights ", gib(m.use.derived), ", cache ",
                gib(m.use.cache), " (", tokens, " tokens x ", m.cache_bytes_per_token, " bytes",
                by_sequences ? concat(" x ", cache.n_seqs, " sequences") : "", "), scratch ",
                gib(m.use.scratch),
-               weights_alone
+               !whose.empty() ? ". Try fewer layers there"
+               : weights_alone
                    ? ". The weights alone do not fit: try a smaller or more quantised model"
                    : ". Try a smaller context (--ctx) or another cache mode (slimrt plan shows what fits)"),
         m.total(), available);
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Backend>> open_backends(std::span<const DeviceLayers> devices, int n_threads,
+                                                    bool dry) {
+    std::vector<std::unique_ptr<Backend>> backends;
+    for (const DeviceLayers& one : devices) backends.push_back(open_backend(one.device, n_threads, dry));
+    return backends;
+}
+
+std::vector<BackendLayers> shares_of(std::span<const DeviceLayers> devices,
+                                     std::span<const std::unique_ptr<Backend>> backends) {
+    std::vector<BackendLayers> shares;
+    for (size_t i = 0; i < devices.size(); ++i) shares.push_back({backends[i].get(), devices[i].layers});
+    return shares;
+}
+
+EngineInfo describe(Decoder& decoder, int n_threads) {
+    EngineInfo info{decoder.config(),
+                    decoder.options(),
+                    layer_caches(decoder),
+                    cross_cache(decoder),
+                    "",
+                    n_threads,
+                    {},
+                    {}};
+    info.cache.sparse_delta = 0;  // as the file says where it was asked
+    for (const LayerChoice& layer : decoder.layers())
+        info.cache.sparse_delta = std::max(info.cache.sparse_delta, layer.config.sparse_delta);
+    for (const Part& part : decoder.parts()) {
+        MemoryReport memory{part.backend->memory(), decoder.mapped_bytes(part)};
+        for (int layer = part.begin(); layer < part.end(); ++layer)
+            memory.cache_bytes_per_token += info.layers[layer].bytes_per_token;
+        info.parts.push_back(
+            {part.backend->description(), part.begin(), part.end(), memory, part.backend->available()});
+        info.memory += memory;
+    }
+    for (const PartInfo& part : info.parts | std::views::reverse) {  // the head's device first
+        info.device += (info.device.empty() ? "" : "; ") + part.device;
+        if (info.parts.size() > 1) info.device += concat(": layers ", part.begin, " to ", part.end - 1);
+    }
+    return info;
+}
+
+Measured measure(const GgufFile& file, const EngineOptions& options, const ExtraTensors& extra) {
+    if (options.n_threads < 0 || options.n_threads > 1024)
+        fail(ErrorCode::argument, "n_threads must be from 1 to 1024 (0: chosen), got ", options.n_threads);
+    const int n_threads = options.n_threads ? options.n_threads : default_threads();
+    const std::vector<DeviceLayers> devices = share_layers(options.device, read_config(file).n_layers);
+    const auto dry = open_backends(devices, n_threads, true);
+    Decoder decoder(file, options.cache, shares_of(devices, dry), extra);
+    const std::vector<size_t> activations = measure_scratch(decoder);
+    Measured m{describe(decoder, n_threads), devices, activations, {}};
+    for (size_t i = 0; i < dry.size(); ++i) {
+        m.workspaces.push_back(dry[i]->workspace());
+        m.info.parts[i].memory.use.scratch += activations[i];
+        m.info.memory.use.scratch += activations[i];
+    }
+    return m;
+}
+
+void require_fit(const Measured& measured, uint64_t limit) {
+    const EngineInfo& info = measured.info;
+    if (limit || info.parts.size() == 1)
+        return require_fit(info, info.memory, "", limit ? limit : info.parts[0].available,
+                           limit ? " allowed" : " free");
+    for (const PartInfo& part : info.parts)
+        require_fit(info, part.memory,
+                    concat(part.device, ", layers ", part.begin, " to ", part.end - 1, ": "), part.available,
+                    " free");
 }
 
 EngineInfo plan(const GgufFile& file, const EngineOptions& options) {

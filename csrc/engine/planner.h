@@ -12,7 +12,7 @@ namespace slimrt {
 
 struct EngineOptions {
     CacheOptions cache;
-    std::string device = "cpu";  // or "cuda", "cuda:1" ...
+    std::string device = "cpu";  // or "cuda", "cuda:1" ..., or a list: share_layers()
     int n_threads = 0;           // 0: default_threads()
     uint64_t memory_limit = 0;   // bytes; 0: what the device has available
 };
@@ -24,6 +24,11 @@ struct MemoryReport {
     uint64_t cache_bytes_per_token = 0;  // that a token leaves behind in all layers
     uint64_t allocated() const { return use.weights + use.derived + use.cache + use.scratch; }
     uint64_t total() const { return allocated() + mapped; }
+    void operator+=(const MemoryReport& other) {
+        use.weights += other.use.weights, use.derived += other.use.derived;
+        use.cache += other.use.cache, use.scratch += other.use.scratch;
+        mapped += other.mapped, cache_bytes_per_token += other.cache_bytes_per_token;
+    }
 };
 
 struct LayerCache {
@@ -42,6 +47,14 @@ struct CrossCache {
     size_t bytes_per_row = 0;  // of all layers
 };
 
+/// What layers [begin, end) take on their device; available: bytes free there, 0: unknown.
+struct PartInfo {
+    std::string device;
+    int begin, end;
+    MemoryReport memory;
+    uint64_t available;
+};
+
 struct EngineInfo {
     ModelConfig config;
     CacheOptions cache;
@@ -49,26 +62,30 @@ struct EngineInfo {
     CrossCache cross;
     std::string device;
     int n_threads;
-    MemoryReport memory;
+    MemoryReport memory;  // of all parts
+    std::vector<PartInfo> parts;
 };
-
-/// Bytes free on a device, as EngineOptions names it; 0: unknown. Throws Error{unsupported}: there is none.
-uint64_t available_on(const std::string& device);
 
 /// What Engine would allocate, to the byte: the same code on a backend that only counts. Reads no weight.
 EngineInfo plan(const GgufFile& file, const EngineOptions& options);
 
-/// What the planner measures of one configuration. activations: bytes of scratch that no step exceeds;
-/// workspace: the same of the backend's own.
+/// What the planner measures of one configuration. Of each part: activations: bytes of scratch that no step
+/// exceeds; workspaces: the same of the backend's own.
 struct Measured {
     EngineInfo info;
-    size_t activations, workspace;
-    uint64_t available;
+    std::vector<DeviceLayers> devices;
+    std::vector<size_t> activations, workspaces;
 };
 Measured measure(const GgufFile& file, const EngineOptions& options, const ExtraTensors& extra);
 /// Throws Error{wont_fit} with the numbers. limit: EngineOptions::memory_limit.
 void require_fit(const Measured& measured, uint64_t limit);
 
-EngineInfo describe(Decoder& decoder, const Backend& backend, int n_threads);
+EngineInfo describe(Decoder& decoder, int n_threads);
+
+/// The backends of some devices, and how many layers each has.
+std::vector<std::unique_ptr<Backend>> open_backends(std::span<const DeviceLayers> devices, int n_threads,
+                                                    bool dry);
+std::vector<BackendLayers> shares_of(std::span<const DeviceLayers> devices,
+                                     std::span<const std::unique_ptr<Backend>> backends);
 
 }  // namespace slimrt

@@ -111,23 +111,27 @@ Batch batch_of(Backend& backend, const Step& step, std::vector<int32_t>& numbers
     return batch;
 }
 
-}  // namespace
+/// What the parts of a decoder hand on to each other: x, in host memory.
+using Hidden = std::vector<float>;
 
-void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const Step& step, Output output,
-              float* out, const StepObserver& observer) {
-    constexpr int64_t kLogitRows = 32;  // the head's output is wide: a few rows at a time
-    const Scratch::Scope scope(scratch);
-    std::vector<int32_t> numbers;
-    Tensor outputs;
-    Batch batch = batch_of(backend, step, numbers, outputs);
-    const int64_t n = outputs.cols;
+/// x after the layers of a part, in its scratch; before the first one's there is none.
+Tensor run_part(const Decoder& decoder, const Part& part, Scratch& scratch, const Step& step,
+                const Batch& batch, const Hidden& before, const StepObserver& observer) {
     const Tensor x = scratch.f32(batch.tokens.cols, decoder.config().d_model);
-    const auto forward = [&] { decoder.forward(batch, scratch, x, observer); };
+    if (!before.empty()) part.backend->upload(x, before.data(), x.bytes());
+    const auto forward = [&] { decoder.forward(part, batch, scratch, x, observer); };
     if (!observer.looks() && is_repeated(step))
-        backend.capture_and_replay(concat(batch.tokens.cols, " ", n), forward);
+        part.backend->capture_and_replay(concat(batch.tokens.cols, " ", step.outputs.size()), forward);
     else
         forward();
-    if (n == 0) return;
+    return x;
+}
+
+/// Rows of x that are asked for, through the head to the host.
+void run_head(const Decoder& decoder, Scratch& scratch, Tensor x, Tensor outputs, Output output, float* out) {
+    constexpr int64_t kLogitRows = 32;  // the head's output is wide: a few rows at a time
+    Backend& backend = *decoder.parts().back().backend;
+    const int64_t n = outputs.cols;
     const Tensor states = scratch.f32(std::min(n, kLogitRows), x.cols);
     const Tensor logits = scratch.f32(states.rows, decoder.config().n_vocab);
     const Tensor told = output == Output::logits   ? logits
@@ -147,9 +151,31 @@ void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const 
     }
 }
 
-void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, const Encoding& encoding,
-                  float* states, const Encoder::Progress& progress) {
+}  // namespace
+
+void run_step(const Decoder& decoder, std::span<Scratch> scratches, const Step& step, Output output,
+              float* out, const StepObserver& observer) {
+    Hidden hidden;
+    for (size_t i = 0; i < decoder.parts().size(); ++i) {
+        const Part& part = decoder.parts()[i];
+        const Scratch::Scope scope(scratches[i]);
+        std::vector<int32_t> numbers;
+        Tensor outputs;
+        const Batch batch = batch_of(*part.backend, step, numbers, outputs);
+        const Tensor x = run_part(decoder, part, scratches[i], step, batch, hidden, observer);
+        if (i + 1 < decoder.parts().size()) {
+            if (!part.backend->dry()) hidden.resize(x.rows * x.cols);
+            part.backend->download(hidden.data(), x, hidden.size() * sizeof(float));
+        } else if (outputs) {
+            run_head(decoder, scratches[i], x, outputs, output, out);
+        }
+    }
+}
+
+void run_encoding(const Decoder& decoder, Scratch& scratch, const Encoding& encoding, float* states,
+                  const Encoder::Progress& progress) {
     const Scratch::Scope scope(scratch);
+    Backend& backend = *decoder.parts().front().backend;
     const Encoder& encoder = *decoder.encoder();
     const ModelConfig& c = decoder.config();
     const Tensor slots = upload(backend, scratch, encoding.slots);

@@ -30,9 +30,9 @@ struct Step {
 /// a greedy Sampler takes [1], in the bits of an int32.
 enum class Output { logits, states, tokens };
 
-/// Runs a step; rows of step.outputs go to `out` (host memory), one after another. Throws
-/// Error{format} where a row has no likeliest token.
-void run_step(const Decoder& decoder, Backend& backend, Scratch& scratch, const Step& step, Output output,
+/// Runs a step, in each part of the decoder with a scratch of its own; rows of step.outputs go to `out` (host
+/// memory), one after another. Throws Error{format} where a row has no likeliest token.
+void run_step(const Decoder& decoder, std::span<Scratch> scratches, const Step& step, Output output,
               float* out, const StepObserver& observer = {});
 
 /// What an encoder reads at once, in host memory: token ids, or rows of floats, of the width of mel
@@ -57,7 +57,7 @@ struct Encoding {
 };
 
 /// Encodes and stores; the encoder's output goes to `states` (host memory), unless null.
-void run_encoding(const Decoder& decoder, Backend& backend, Scratch& scratch, const Encoding& encoding,
-                  float* states, const Encoder::Progress& progress = {});
+void run_encoding(const Decoder& decoder, Scratch& scratch, const Encoding& encoding, float* states,
+                  const Encoder::Progress& progress = {});
 
 }  // namespace slimrt

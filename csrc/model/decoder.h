@@ -5,15 +5,10 @@
 #include <map>
 
 #include "cache/kv_cache.h"
-#include "model/cache_choice.h"
 #include "model/encoder.h"
+#include "model/parts.h"
 
 namespace slimrt {
-
-/// Layers [begin, end) none of whose rows are read by others.
-struct LayerSpan {
-    int begin, end;
-};
 
 /// Who watches a step from inside; what is not set is not called.
 struct StepObserver {
@@ -28,14 +23,21 @@ struct StepObserver {
 
 class Decoder {
   public:
-    /// Loads weights and allocates the cache, on a dry backend too (then only counted). file must outlive it.
-    Decoder(const GgufFile& file, const CacheOptions& options, Backend& backend,
+    /// Loads weights and allocates the cache, on dry backends too (then only counted), all of which file and
+    /// backends must outlive. shares: of all layers, the first ones' first. Throws Error{unsupported} where
+    /// layers that need each other would be on several.
+    Decoder(const GgufFile& file, const CacheOptions& options, std::span<const BackendLayers> shares,
             const ExtraTensors& extra = {});
 
-    /// One step: x [tokens, d_model] becomes the residual stream after the last layer, and the tokens' rows
-    /// are in the cache. More than n_batch tokens, which must be of one sequence, are computed layer by
-    /// layer, in each layer n_batch at a time.
-    void forward(const Batch& batch, Scratch& scratch, Tensor x, const StepObserver& observer) const;
+    /// Who computes what, in the order of layers. The first has what goes before them, the last one the head.
+    const std::vector<Part>& parts() const { return parts_; }
+    const Part& part_of(int layer) const;
+
+    /// One step in the layers of a part: x [tokens, d_model], the residual stream before them (of the first
+    /// part nothing yet), becomes that after them, and the tokens' rows are in the cache. More than n_batch
+    /// tokens, which must be of one sequence, are computed layer by layer, in each layer n_batch at a time.
+    void forward(const Part& part, const Batch& batch, Scratch& scratch, Tensor x,
+                 const StepObserver& observer) const;
     /// The states [n, d_model] that the head reads: x normed in place; then its logits [n, n_vocab].
     void finish(Tensor x) const;
     void logits(Tensor states, Tensor out) const;
@@ -66,11 +68,13 @@ class Decoder {
     /// Rows of encoder states; null without an encoder.
     KvCache* encoder_states() { return encoder_states_.get(); }
     Encoder* encoder() const { return encoder_.get(); }
-    uint64_t mapped_bytes() const { return weights_.mapped; }
+    /// Bytes of weights that a part reads in place from the file.
+    uint64_t mapped_bytes(const Part& part) const {
+        const auto of_part = weights_.mapped.find(part.backend);
+        return of_part == weights_.mapped.end() ? 0 : of_part->second;
+    }
 
   private:
-    void load_ropes(const GgufFile& file);
-    Rope load_rope(const RopeFrequencies& frequencies);
     void embed(const Batch& batch, Scratch& scratch, Tensor x) const;
     /// What an owner has for its readers: of a step, and of a chunk of it. By layer.
     struct OwnerRows {
@@ -84,25 +88,21 @@ class Decoder {
 
     void take_dense_rows(const LayerSpan& span, Scratch& scratch, StepState& state) const;
     void add_layer(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x) const;
-    void add_scaled(Tensor x, Tensor out) const;
+    void add_scaled(Backend& backend, Tensor x, Tensor out) const;
     void attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
                    Tensor out) const;
-    std::vector<Tensor> queries_and(std::span<const Projection> others, Scratch& lasting,
+    std::vector<Tensor> queries_and(Backend& backend, std::span<const Projection> others, Scratch& lasting,
                                     const AttnWeights& w, const Rope& rope, const AttnInput& in,
                                     Tensor x) const;
     void store(const Written& written, const KvCache& cache, int layer, Tensor slots) const;
     void cross_attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
                          Tensor out) const;
 
-    Backend& backend_;
     ModelConfig config_;
     CacheOptions options_;
     CacheChoices choices_;
     Weights weights_;
-    std::vector<Buffer> rope_buffers_;
-    std::vector<Rope> ropes_, query_ropes_;  // of ModelConfig::ropes: of k, and of q
-    std::vector<LayerSpan> spans_;
-    Scratch recoding_scratch_;  // of rows that change their class
+    std::vector<Part> parts_;
     std::unique_ptr<KvCache> cache_, encoder_states_;
     std::unique_ptr<Encoder> encoder_;
 };

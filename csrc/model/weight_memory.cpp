@@ -9,17 +9,17 @@
 namespace slimrt {
 
 Tensor WeightMemory::in_place(const Tensor& t) {
-    if (backend_.on_host()) {
-        w_.mapped += t.bytes();
+    if (backend_->on_host()) {
+        w_.mapped[backend_] += t.bytes();
         return t;
     }
     const Tensor out = own(t.dtype, t.rows, t.cols, MemoryKind::weights, "a weight");
-    backend_.upload(out, t.data, t.bytes());
+    backend_->upload(out, t.data, t.bytes());
     return out;
 }
 
 Tensor WeightMemory::own(DType dtype, int64_t rows, int64_t cols, MemoryKind kind, const std::string& name) {
-    const Buffer buffer = backend_.alloc(kind, rows * row_bytes(dtype, cols), name.c_str());
+    const Buffer buffer = backend_->alloc(kind, rows * row_bytes(dtype, cols), name.c_str());
     w_.owned.push_back(buffer);
     return Tensor(buffer.data.get(), dtype, rows, cols);
 }
@@ -27,33 +27,33 @@ Tensor WeightMemory::own(DType dtype, int64_t rows, int64_t cols, MemoryKind kin
 Tensor WeightMemory::repacked(const std::string& name, const Tensor& t, DType dtype) {
     const Tensor out = own(dtype, t.rows, t.cols, MemoryKind::weights, name);
     std::vector<std::byte> row(out.stride);
-    for (int64_t i = 0; i < t.rows && !backend_.dry(); ++i) {
+    for (int64_t i = 0; i < t.rows && !backend_->dry(); ++i) {
         cpu::repack(t.dtype, t.row(i), t.cols, row.data());
-        backend_.upload(out.rows_of(i, 1), row.data(), row.size());
+        backend_->upload(out.rows_of(i, 1), row.data(), row.size());
     }
     return out;
 }
 
 Tensor WeightMemory::unpacked(const std::string& name, const Tensor& t, DType dtype) {
     const Tensor out = own(dtype, t.rows, t.cols, MemoryKind::weights, name);
-    if (backend_.dry()) return out;
+    if (backend_->dry()) return out;
     const int64_t step = std::clamp<int64_t>((1 << 20) / t.cols, 1, t.rows);
     std::vector<int32_t> ids(step);
     std::iota(ids.begin(), ids.end(), 0);
     const DType held = cpu::repacked_type(t.dtype);
     const size_t bytes = row_bytes(held, t.cols) + t.cols * sizeof(float) + sizeof(int32_t);
-    Scratch scratch(backend_, step * bytes + (1 << 10));
+    Scratch scratch(*backend_, step * bytes + (1 << 10));
     const Tensor raw = scratch.take(held, step, t.cols), values = scratch.f32(step, t.cols);
     const Tensor index = scratch.i32(step);
     std::vector<std::byte> rows(held == t.dtype ? 0 : raw.bytes());
-    backend_.upload(index, ids.data(), index.bytes());
+    backend_->upload(index, ids.data(), index.bytes());
     for (int64_t first = 0; first < t.rows; first += step) {
         const int64_t n = std::min(step, t.rows - first);
         const Tensor to = out.rows_of(first, n), some = index.cols_of(0, n);
         if (held != t.dtype) cpu::repack(t.dtype, t.row(first), n * t.cols, rows.data());
-        backend_.upload(raw, held == t.dtype ? t.row(first) : rows.data(), n * raw.stride);
-        backend_.gather(raw, some, values.rows_of(0, n));
-        backend_.store(
+        backend_->upload(raw, held == t.dtype ? t.row(first) : rows.data(), n * raw.stride);
+        backend_->gather(raw, some, values.rows_of(0, n));
+        backend_->store(
             values.rows_of(0, n),
             {.base = to.data, .dtype = dtype, .width = int(t.cols), .row_bytes = to.stride, .slots = some});
     }

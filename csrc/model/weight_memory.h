@@ -10,7 +10,9 @@ namespace slimrt {
 /// What it allocates the weights own.
 class WeightMemory {
   public:
-    WeightMemory(Backend& backend, Weights& weights) : backend_(backend), w_(weights) {}
+    WeightMemory(Backend& backend, Weights& weights) : backend_(&backend), w_(weights) {}
+    /// What follows is kept for this backend.
+    void set_backend(Backend& backend) { backend_ = &backend; }
 
     /// Where the file is mapped; on a device a copy.
     Tensor in_place(const Tensor& t);
@@ -21,7 +23,7 @@ class WeightMemory {
     Tensor unpacked(const std::string& name, const Tensor& t, DType dtype);
 
   private:
-    Backend& backend_;
+    Backend* backend_;
     Weights& w_;
 };
 

@@ -24,12 +24,13 @@ namespace {
 
 class Loader final : public TensorSource {
   public:
-    Loader(const GgufFile& file, const ModelConfig& config, Backend& backend, const ExtraTensors& extra,
-           int64_t n_source)
+    Loader(const GgufFile& file, const ModelConfig& config, std::span<Backend* const> backends,
+           const ExtraTensors& extra, int64_t n_source)
         : file_(file),
           c_(config),
           arch_(*config.architecture),
-          backend_(backend),
+          backends_(backends),
+          backend_(backends[0]),
           extra_(extra),
           n_source_(n_source) {}
 
@@ -42,6 +43,7 @@ class Loader final : public TensorSource {
         if (arch_.positions == Positions::learned)
             w_.position_embd = matrix(part + "position_embd.weight", c_.n_ctx_train, c_.d_model);
         for (int layer = 0; layer < c_.n_layers; ++layer) {
+            use(*backends_[layer]);
             LayerWeights l = load_layer(attention_config(c_, layer), block_prefix(c_, layer),
                                         choices.layers[layer].owns());
             load_cross(attention_config(c_, layer, true), block_prefix(c_, layer), l);
@@ -62,10 +64,10 @@ class Loader final : public TensorSource {
         const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
         if (!t) return {};
         require_shape(name, *t, rows, cols);
-        if (backend_.native(t->dtype)) return memory_.in_place(*t);
+        if (backend_->native(t->dtype)) return memory_.in_place(*t);
         const DType same = cpu::repacked_type(t->dtype);
-        return backend_.native(same) ? memory_.repacked(name, *t, same)
-                                     : memory_.unpacked(name, *t, DType::F16);
+        return backend_->native(same) ? memory_.repacked(name, *t, same)
+                                      : memory_.unpacked(name, *t, DType::F16);
     }
 
     Tensor vectors(const std::string& name, int64_t rows, int64_t n, Presence presence) override {
@@ -76,6 +78,11 @@ class Loader final : public TensorSource {
     }
 
   private:
+    void use(Backend& backend) {
+        backend_ = &backend;
+        memory_.set_backend(backend);
+    }
+
     bool encoder_decoder() const { return arch_.encoder != EncoderKind::none; }
 
     /// What a layer's mode makes of the weights in which its rows are written and read, and of its bias.
@@ -83,11 +90,11 @@ class Loader final : public TensorSource {
         const AttnConfig& c = choice.config;
         AttnWeights& w = w_.layers[c.layer].*part;
         const Tensor v_bias = c.cross ? w.v_bias : w_.layers[choice.owner].attn.v_bias;
-        if (!choice.mode->keeps_v_bias()) w.o_bias = fold_v_bias(backend_, c, w, v_bias, w_.owned);
+        if (!choice.mode->keeps_v_bias()) w.o_bias = fold_v_bias(*backend_, c, w, v_bias, w_.owned);
         if (!c.cross && !choice.owns()) return w_.layers[choice.owner].attn_prepared;
         std::map<std::string, Tensor> folded;
         for (const Fold& fold : choice.mode->folds(c)) folded[fold.suffix] = load_fold(c.layer, fold);
-        return choice.mode->prepare(backend_, {c, w, folded, encoder_channel_sizes_});
+        return choice.mode->prepare(*backend_, {c, w, folded, encoder_channel_sizes_});
     }
 
     /// From the file or the caller, or none.
@@ -97,7 +104,7 @@ class Loader final : public TensorSource {
         if (file_.tensors().count(name))
             return rows == 1 ? vector(name, cols, Presence::required) : matrix(name, rows, cols);
         const auto it = extra_.find(name);
-        if (it == extra_.end() && !(planned && backend_.dry())) {
+        if (it == extra_.end() && !(planned && backend_->dry())) {
             if (!required) return {};
             fail(ErrorCode::cache_unsupported, "tensor '", name,
                  "' is neither in the file nor given: fold the model first (slimrt convert --cache)");
@@ -105,7 +112,7 @@ class Loader final : public TensorSource {
         const Tensor out = memory_.own(DType::F32, rows, cols, MemoryKind::derived, name);
         if (it != extra_.end()) {
             require_shape(name, it->second, rows, cols);
-            backend_.upload(out, it->second.data, out.bytes());
+            backend_->upload(out, it->second.data, out.bytes());
         }
         return out;
     }
@@ -115,9 +122,9 @@ class Loader final : public TensorSource {
     std::vector<float> encoder_channel_sizes() {
         const Norm& last = w_.encoder.output_norm;
         std::vector<float> sizes(c_.d_model, 1), bias(c_.d_model, 0);
-        if (backend_.dry()) return sizes;
-        backend_.download(sizes.data(), last.weight, last.weight.bytes());
-        if (last.bias) backend_.download(bias.data(), last.bias, last.bias.bytes());
+        if (backend_->dry()) return sizes;
+        backend_->download(sizes.data(), last.weight, last.weight.bytes());
+        if (last.bias) backend_->download(bias.data(), last.bias, last.bias.bytes());
         const float least = 1e-3f * std::abs(*std::max_element(sizes.begin(), sizes.end()));
         for (int i = 0; i < c_.d_model; ++i)
             sizes[i] = std::max({std::hypot(sizes[i], bias[i]), least, std::numeric_limits<float>::min()});
@@ -131,6 +138,7 @@ class Loader final : public TensorSource {
         w_.output_scale = c_.output_scale;
         if (w_.output) return;
         w_.output = w_.token_embd;  // tied
+        if (backend_ != backends_[0]) w_.output = matrix("token_embd.weight", c_.n_vocab, c_.d_model);
         if (arch_.scaled_tied_output) w_.output_scale /= std::sqrt(float(c_.d_model));
     }
 
@@ -175,27 +183,35 @@ class Loader final : public TensorSource {
                 buckets->dtype == DType::F32 ? *buckets : memory_.unpacked(name, *buckets, DType::F32);
             const Tensor bias = memory_.own(DType::F32, c_.n_heads, n_distances, MemoryKind::derived, name);
             layers[i].attn.relative_bias = bias;
-            if (backend_.dry()) continue;
+            if (backend_->dry()) continue;
             std::vector<float> from(values.rows * values.cols), to(n_distances);
-            backend_.download(from.data(), values, values.bytes());
+            backend_->download(from.data(), values, values.bytes());
             for (int head = 0; head < c_.n_heads; ++head) {
                 for (int64_t j = 0; j < n_distances; ++j)
                     to[j] = from[relative_bucket(c_, j - (n - 1), causal) * c_.n_heads + head];
-                backend_.upload(bias.rows_of(head, 1), to.data(), to.size() * sizeof(float));
+                backend_->upload(bias.rows_of(head, 1), to.data(), to.size() * sizeof(float));
             }
         }
     }
 
-    /// One table for all layers, as load_relative_bias() makes them.
+    /// One table for all layers of a backend, as load_relative_bias() makes them.
     void load_alibi(int64_t n) {
+        for (int layer = 0; layer < c_.n_layers; ++layer) {
+            const bool first = layer == 0 || backends_[layer] != backends_[layer - 1];
+            if (first) use(*backends_[layer]);
+            w_.layers[layer].attn.relative_bias = first ? alibi(n) : w_.layers[layer - 1].attn.relative_bias;
+        }
+    }
+
+    Tensor alibi(int64_t n) {
         const Tensor bias = memory_.own(DType::F32, c_.n_heads, n, MemoryKind::derived, "ALiBi");
-        std::vector<float> row(backend_.dry() ? 0 : n);  // a plan may ask for any context
-        for (int head = 0; head < c_.n_heads && !backend_.dry(); ++head) {
+        std::vector<float> row(backend_->dry() ? 0 : n);  // a plan may ask for any context
+        for (int head = 0; head < c_.n_heads && !backend_->dry(); ++head) {
             const float slope = alibi_slope(c_, head);
             for (int64_t j = 0; j < n; ++j) row[j] = slope * float(j - (n - 1));
-            backend_.upload(bias.rows_of(head, 1), row.data(), row.size() * sizeof(float));
+            backend_->upload(bias.rows_of(head, 1), row.data(), row.size() * sizeof(float));
         }
-        for (LayerWeights& layer : w_.layers) layer.attn.relative_bias = bias;
+        return bias;
     }
 
     LayerWeights load_layer(const AttnConfig& c, const std::string& p, bool owns_rows = true) {
@@ -362,20 +378,21 @@ class Loader final : public TensorSource {
     const GgufFile& file_;
     const ModelConfig& c_;
     const Architecture& arch_;
-    Backend& backend_;
+    std::span<Backend* const> backends_;  // of each layer
+    Backend* backend_;                    // of what is loaded now
     const ExtraTensors& extra_;
     int64_t n_source_;
     std::vector<float> encoder_channel_sizes_;  // with an encoder
     std::set<std::string> used_;
     Weights w_;
-    WeightMemory memory_{backend_, w_};
+    WeightMemory memory_{*backend_, w_};
 };
 
 }  // namespace
 
-Weights load_weights(const GgufFile& file, const ModelConfig& config, Backend& backend,
+Weights load_weights(const GgufFile& file, const ModelConfig& config, std::span<Backend* const> backends,
                      const CacheChoices& choices, const ExtraTensors& extra) {
-    return Loader(file, config, backend, extra, choices.n_source).load(choices);
+    return Loader(file, config, backends, extra, choices.n_source).load(choices);
 }
 
 }  // namespace slimrt

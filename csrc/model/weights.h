@@ -65,8 +65,8 @@ struct Weights {
     Norm layer_embd_norm;
     std::vector<LayerWeights> layers;
     EncoderWeights encoder;
-    std::vector<Buffer> owned;  // what could not be used in place
-    uint64_t mapped = 0;        // bytes read in place from the file
+    std::vector<Buffer> owned;                  // what could not be used in place
+    std::map<const Backend*, uint64_t> mapped;  // bytes that each reads in place from the file
 };
 
 /// Tensors a caller brings along, by name: float32 [rows, cols] that must outlive the loading.
@@ -82,9 +82,10 @@ AttnConfig attention_config(const ModelConfig& config, int layer, bool cross = f
 std::string block_prefix(const ModelConfig& config, int layer);
 
 /// Reads weights in place where the backend multiplies with their type, else unpacks them to f16 (norms and
-/// biases to f32), and prepares each layer for its modes. Throws Error{format} for a missing or misshapen
-/// tensor, Error{unsupported} for one nobody asked for.
-Weights load_weights(const GgufFile& file, const ModelConfig& config, Backend& backend,
+/// biases to f32), and prepares each layer for its modes. backends: of each layer; the first one's has what
+/// goes before the layers, the last one's the head. Throws Error{format} for a missing or misshapen tensor,
+/// Error{unsupported} for one nobody asked for.
+Weights load_weights(const GgufFile& file, const ModelConfig& config, std::span<Backend* const> backends,
                      const CacheChoices& choices, const ExtraTensors& extra);
 
 }  // namespace slimrt

@@ -111,7 +111,9 @@ class Engine:
     n_source: most rows of one encoder output; 0: the model's own.
     n_ctx: positions each sequence may hold; n_seqs: the most sequences of a step. cache_tokens: tokens whose rows the
         cache holds, of all sequences together, at least n_ctx; 0: n_ctx for each of n_seqs.
-    device: "cpu", "cuda" or "cuda:N". UnsupportedError: there is no such device.
+    device: "cpu", "cuda" or "cuda:N", or a list in the order of layers: "cpu,cuda=12", the last 12 on cuda;
+        "cuda:0,cuda:1", as many as each has free memory for. UnsupportedError: there is no such device, or layers that
+        need each other would be apart.
     memory_limit: bytes, or 0 for what the device has available.
     """
 
@@ -145,7 +147,8 @@ class Engine:
         and v; of modes whose rows age their levels), rank 0 and residual_type "" where there is no residual;
         bytes_per_token: what a token leaves behind, in the end; max_rows: the most rows of a sequence that are kept,
         n_ctx, or what a sliding window and the longest step need; bytes_held: of the rows of a sequence of n_ctx
-        tokens; v_heads: KV heads that keep V beside K.
+        tokens; v_heads: KV heads that keep V beside K. parts: list of {device, begin, end, bytes, available}: who has
+        which layers; device is the head's first.
 
         encoder, cross: None without an encoder; else {n_layers, n_source, inputs ("tokens", "mel" or "audio"), n_inputs
         (numbers a row, 0 for tokens)} and {mode, type, bytes_per_row (in all layers)}, and decoder_start_token_id."""

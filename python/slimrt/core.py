@@ -115,6 +115,7 @@ class Info(TypedDict):
     n_threads: int
     device: str
     layers: list[LayerInfo]
+    parts: list[Part]
     encoder: EncoderInfo | None
     cross: CrossInfo | None
     decoder_start_token_id: NotRequired[int]
@@ -130,6 +131,16 @@ def cross_of(info: Info) -> CrossInfo:
     """Of a model that has an encoder."""
     assert info["cross"] is not None
     return info["cross"]
+
+
+class Part(TypedDict):
+    """Layers `begin` to `end` - 1, their device, the bytes they take and those that are free there (0: unknown)."""
+
+    device: str
+    begin: int
+    end: int
+    bytes: int
+    available: int
 
 
 class Memory(TypedDict):

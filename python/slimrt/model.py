@@ -42,7 +42,10 @@ class Model(OpenAIMethods, Closing):
         path: a GGUF file (as it is, or from slimrt.convert; of a split one the first), a Hugging Face directory,
             whisper.cpp's ggml-*.bin, the name of a repository that holds one of these ("org/repo:Q4_K_M", also after
             "hf://"; docs/getting-models.md), or a ModelSource.
-        device: "cpu", "cuda" (an NVIDIA GPU) or "cuda:N"; "auto" is the CPU.
+        device: "cpu", "cuda" (an NVIDIA GPU) or "cuda:N"; "auto" is the CPU. Several share the layers in their order,
+            "cuda:0,cuda:1" by the memory that is free, "cuda:0=20,cuda:1=12" as it says; the last one has the head.
+        n_gpu_layers: so many of the last layers, and the head, are on `device` (or "cuda"), the others on the CPU; -1:
+            all of them.
         n_ctx: tokens a sequence may hold; 0: the trained context, at most 4096, or where that does not fit the most
             that does (256 at least), which a warning tells.
         n_batch: tokens computed at once in a prefill; scratch grows with it.
@@ -108,6 +111,7 @@ class Model(OpenAIMethods, Closing):
         path: str | os.PathLike[str] | ModelSource,
         *,
         device: str = "auto",
+        n_gpu_layers: int | None = None,
         n_ctx: int = 0,
         n_batch: int = 512,
         n_seqs: int = 1,
@@ -124,7 +128,7 @@ class Model(OpenAIMethods, Closing):
     ):
         self._given = {name: value for name, value in locals().items() if name not in ("self", "path", "options")}
         self._given |= options
-        resolve_device(device)  # before anything slow
+        device = resolve_device(device, n_gpu_layers)  # before anything slow
         Options(on_overflow=on_overflow)
         choice = CacheChoice.of(**options)
         with shown(verbose):

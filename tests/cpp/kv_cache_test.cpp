@@ -31,11 +31,10 @@ class RandomWalk {
     RandomWalk()
         : backend_(open_cpu_backend({.n_threads = 1})),
           format_{{"k", kWidth, 1, DType::F32}},
-          cache_(*backend_,
-                 {{{format_}, 0, {}},
-                  {{format_}, kWindow, {}},
-                  {{format_}, 0, {}},
-                  {{format_, format_, format_}, 0, kRegions}},
+          cache_({{backend_.get(), {format_}, 0, {}},
+                  {backend_.get(), {format_}, kWindow, {}},
+                  {backend_.get(), {format_}, 0, {}},
+                  {backend_.get(), {format_, format_, format_}, 0, kRegions}},
                  kContext, kSequences, 0, {kLongestStep, kStoredStep},
                  [this](int layer, const Recoding& rows) { recode(layer, rows); }),
           memory_(backend_->alloc(MemoryKind::scratch, 1 << 16, "rows of the test")) {

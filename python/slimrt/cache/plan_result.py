@@ -13,6 +13,25 @@ from slimrt.results import PerLayer, Record
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartSizes(Record):
+    """What the layers `begin` to `end` - 1 take on their device, in bytes, of what is free there (0: unknown)."""
+
+    device: str
+    begin: int
+    end: int
+    bytes: int
+    available: int
+
+    @property
+    def too_large(self) -> bool:
+        return 0 < self.available < self.bytes
+
+    def __str__(self) -> str:
+        of = f" of {format_bytes(self.available)} free" if self.available else ""
+        return f"layers {self.begin} to {self.end - 1} on {self.device}: {format_bytes(self.bytes)}{of}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemorySizes(PerLayer, Record):
     """What a model takes in memory, in bytes.
 
@@ -26,6 +45,7 @@ class MemorySizes(PerLayer, Record):
         total: the sum, which a limit is compared with; of a device's memory without a server's.
         bytes_per_token: cache of one token in all layers, in the end where rows age.
         held_bytes: of the rows of one text that fills its context; what is allocated for it is more.
+        parts: what lies where, if several devices share the layers.
     """
 
     mapped: int
@@ -42,6 +62,7 @@ class MemorySizes(PerLayer, Record):
     total: int
     bytes_per_token: int
     held_bytes: int
+    parts: tuple[PartSizes, ...] = ()
 
     @property
     def draft(self) -> int:
@@ -167,6 +188,7 @@ class PlanResult(Record):
         at_once = f"{self.n_seqs} at once{pool}"
         lines = [f"{self.path}: context {self.n_ctx} of {self.n_ctx_train} trained{beyond}, {at_once}"]
         lines.append(table(_HEAD, [_cells(row, self.n_ctx_train) for row in rows]))
+        lines += map(str, self.asked.parts)
         if self.draft_model:
             lines.append(f"in each total, drafts by {self.draft_model}: {self.asked.drafting()}")
         if self.max_queue is not None:

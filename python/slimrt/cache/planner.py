@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from slimrt import core
 from slimrt.cache.config import CacheChoice, LayerCache, kinds
-from slimrt.cache.plan_result import MemorySizes, PlanRow
+from slimrt.cache.plan_result import MemorySizes, PartSizes, PlanRow
 from slimrt.cache.server_sizes import ServerSizes
 from slimrt.errors import SlimrtError, UnsupportedError, WontFitError
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING, CACHE_TYPES, DEFAULT_TYPE
 from slimrt.plumbing.arguments import unknown, whole
+from slimrt.plumbing.notes import tell
 from slimrt.plumbing.units import format_bytes, parse_bytes
 
-DEVICES = ("auto", "cpu", "cuda", "cuda:N")
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
+DEVICES = ("auto", "cpu", "cuda", "cuda:N", "cpu,cuda=LAYERS")
+_ONE = r"(?:cpu|cuda(?::\d{1,3})?)"
+_DEVICE = re.compile(rf"auto|{_ONE}|{_ONE}(?:=\d{{1,4}})?(?:,{_ONE}(?:=\d{{1,4}})?)*")
+_GPU = re.compile(r"(?:cpu,)?(cuda(?::\d+)?)(?:=(\d+))?")
 BLOCK = 32  # tokens in a cache block: a context between two multiples costs as much as the larger
 
 
@@ -29,19 +33,33 @@ def whole_blocks(rows: int) -> int:
 _LONGEST = 1 << 20  # tokens: no break-even is looked for beyond
 
 
-def resolve_device(device: str) -> str:
-    """ "cpu", which is what "auto" means, "cuda" or "cuda:N". UnsupportedError: another."""
+def resolve_device(device: str, n_gpu_layers: int | None = None) -> str:
+    """ "cpu", which is what "auto" means, "cuda" or "cuda:N", or several that share the layers, in their order.
+    n_gpu_layers: so many of the last are on cuda and the others on the CPU; -1: all. Where "auto" finds no device for
+    them a note says so. UnsupportedError: another device."""
     if device in ("gpu", "nvidia"):
         raise UnsupportedError(f"device '{device}': a GPU is called cuda, or cuda:N of several; NVIDIA's are supported")
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
         raise UnsupportedError(unknown("device", device, DEVICES))
-    return "cpu" if device == "auto" else device
+    if n_gpu_layers is None:
+        return "cpu" if device == "auto" else device
+    n = whole("n_gpu_layers", n_gpu_layers)
+    gpu = _GPU.fullmatch("cuda" if device == "auto" else device)
+    if n == 0 and (gpu or device == "cpu"):
+        return "cpu"
+    if device == "auto" and not (found := core.cuda_devices())[0]:
+        tell(f"all layers are on the CPU: {found[1]}")
+        return "cpu"
+    if gpu is None or "=" in gpu[0]:
+        raise UnsupportedError(f"device '{device}' and n_gpu_layers {n} (-ngl) do not go together: leave one out")
+    return gpu[1] if n < 0 else f"cpu,{gpu[1]}={n}"
 
 
 @dataclass(frozen=True)
 class Planner:
     """Asks the core about one model under one limit; everything but cache and context is fixed.
 
+    each: several devices, of which what is free is each one's own limit.
     max_queue: requests that wait for a server of the model; None: there is no server.
     draft: a model that drafts for this one, in the same memory; None: there is none. by_itself: it drafts for itself.
     """
@@ -56,6 +74,7 @@ class Planner:
     max_queue: int | None = None
     draft: ModelSource | None = None
     by_itself: bool = False
+    each: bool = False
 
     @classmethod
     def of(
@@ -81,6 +100,7 @@ class Planner:
             device,
             whole("cache_tokens", cache_tokens),
             None if max_queue is None else whole("max_queue", max_queue),
+            each=memory_limit is None and device != "cpu",
         )
 
     def ask(self, choice: CacheChoice, n_ctx: int) -> core.Plan:
@@ -136,6 +156,7 @@ class Planner:
             + (server.total if self.device == "cpu" else 0),
             bytes_per_token=sizes["cache_bytes_per_token"],
             held_bytes=sum(layer["bytes_held"] for layer in sizes["layers"]),
+            parts=tuple(PartSizes(**part) for part in sizes["parts"] if len(sizes["parts"]) > 1),
         )
 
     def server(self, sizes: core.Plan) -> ServerSizes:
@@ -148,7 +169,10 @@ class Planner:
         return ServerSizes.of(sizes["n_vocab"], self.n_seqs, n_threads, self.max_queue, sounds=sounds, drafts=drafts)
 
     def fits(self, choice: CacheChoice, n_ctx: int) -> bool:
-        return self.sizes(choice, n_ctx).total <= self.limit
+        return self.fit(self.sizes(choice, n_ctx))
+
+    def fit(self, sizes: MemorySizes) -> bool:
+        return sizes.total <= self.limit and not (self.each and any(part.too_large for part in sizes.parts))
 
     def largest_n_ctx(self, choice: CacheChoice, n_ctx: int = 0) -> int:
         """The largest context that fits the limit, in whole blocks, up to the trained one or `n_ctx` if that is more; 0
@@ -171,6 +195,24 @@ class Planner:
         if asked <= least or too_many(0):
             return 0
         return least + (_first_block(-(-(asked - least) // BLOCK), too_many) - 1) * BLOCK
+
+    def most_gpu_layers(self, choice: CacheChoice, n_ctx: int) -> int:
+        """The most layers that a GPU has room for, the others on the CPU; 0 where that is none, or all that it has."""
+        gpu = _GPU.fullmatch(self.device)
+        if gpu is None or self.source.has_encoder:
+            return 0
+
+        def too_many(n: int) -> bool:
+            device = f"cpu,{gpu[1]}={n}"
+            limit = core.available_memory(device) if self.each else self.limit
+            return not replace(self, device=device, limit=limit).fits(choice, n_ctx)
+
+        layers = int(self.source.defaults["n_layers"])
+        most = min(int(gpu[2] or layers), layers)
+        try:
+            return bisect_left(range(1, most), True, key=too_many)
+        except UnsupportedError:  # its layers cannot be apart
+            return 0
 
     def smaller_from(self, choice: CacheChoice, plain: CacheChoice | None = None) -> int | None:
         """The context, in whole blocks, from which the choice takes less memory in all than another one (by default the
@@ -199,7 +241,7 @@ class Planner:
         return PlanRow(
             cache=cache,
             max_n_ctx=self.largest_n_ctx(choice, n_ctx),
-            fits=sizes.total <= self.limit,
+            fits=self.fit(sizes),
             smaller_from=None if cache == self.source.baseline else self.smaller_from(choice),
             times_by_types=_times_by_types(sizes),
             times_held=plain.held_bytes / sizes.held_bytes,
@@ -212,6 +254,8 @@ class Planner:
         """What would fit instead, as flags: the same cache with less context; with the same context fewer tokens of all
         sequences together, or kv in q8, which is the fastest in half of 16 bits; then other usable modes."""
         found = []
+        if layers := self.most_gpu_layers(choice, n_ctx):
+            found.append(f"--gpu-layers {layers}")
         largest, sizes = self.largest_n_ctx(choice), self.sizes(choice, n_ctx)
         if 0 < largest < n_ctx:
             found.append(f"--ctx {largest}")

@@ -29,6 +29,7 @@ from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AUTO, CACHE_TYPES, FASTEST, MODES, RESIDUAL_MODE
 from slimrt.plumbing.arguments import unknown
 from slimrt.plumbing.files import written_beside
+from slimrt.plumbing.notes import shown
 from slimrt.plumbing.tables import table as table
 
 Made = TypeVar("Made")
@@ -81,7 +82,10 @@ class Flags(SamplingFlags):
         if several:
             self.add("--cache-tokens", type=positive, metavar="N", help="tokens that the cache holds of all texts "
                      "together; default: a whole context for each")  # fmt: skip
-        self.add("--device", type=lower, default="auto", help="cpu (which auto is), cuda or cuda:N")
+        self.add("--device", type=lower, default="auto", help="cpu (which auto is), cuda or cuda:N; or several, which "
+                 "share the layers: cuda:0,cuda:1")  # fmt: skip
+        self.add("-ngl", "--gpu-layers", "--n-gpu-layers", dest="gpu_layers", type=count, metavar="N", help="the last "
+                 "N layers on cuda, the others on the CPU")  # fmt: skip
         self.add("--memory-limit", type=size, metavar="SIZE", help="such as 6GiB; default: what the machine has "
                  "available")  # fmt: skip
         self.group("cache")
@@ -141,7 +145,8 @@ class Flags(SamplingFlags):
 def check_cache_flags(args: argparse.Namespace) -> None:
     """Wrong usage where the flags of engine() do not go together, whatever the model."""
     native_types(args)
-    from_flags(args, lambda: resolve_device(args.device))
+    with shown(not args.quiet):
+        args.device = from_flags(args, lambda: resolve_device(args.device, args.gpu_layers))
     known_cache(args, cache_arguments(args))
 
 

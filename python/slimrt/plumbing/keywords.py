@@ -79,7 +79,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "num_threads": ("n_threads",),
     "cpu_threads": ("n_threads",),
     "n_threads_batch": ("n_threads",),
-    "n_gpu_layers": ('device (a model is on one as a whole: device="cuda")',),
+    "n_gpu_layers": ('device (the last 12 layers on one: device="cpu,cuda=12")',),
     "device_map": ("device",),
     "type_k": ("cache_type_k",),
     "type_v": ("cache_type_v",),

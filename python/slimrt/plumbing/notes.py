@@ -30,7 +30,7 @@ def note(message: str, level: int = logging.INFO) -> None:
 def warn(message: str) -> None:
     """A UserWarning at the line outside of slimrt that led here."""
     depth = 1
-    while sys._getframe(depth).f_globals["__name__"].partition(".")[0] == "slimrt":
+    while sys._getframe(depth).f_globals.get("__name__", "").partition(".")[0] == "slimrt":
         depth += 1
     warnings.warn(message, stacklevel=depth + 1)
 

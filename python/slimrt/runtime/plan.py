@@ -22,6 +22,7 @@ def plan(
     path: str | os.PathLike[str] | ModelSource,
     *,
     device: str = "auto",
+    n_gpu_layers: int | None = None,
     n_ctx: int = 0,
     n_seqs: int = 1,
     cache_tokens: int = 0,
@@ -46,7 +47,7 @@ def plan(
         FileNotFoundError, ModelFormatError, UnsupportedError, CacheUnsupportedError: as slimrt.Model.
         ValueError, TypeError: an argument out of its range, or of a wrong kind.
     """
-    resolve_device(device)  # before anything slow
+    device = resolve_device(device, n_gpu_layers)  # before anything slow
     source = ModelSource.of(path, progress)
     choice = CacheChoice.of(**options)
     planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device, cache_tokens, max_queue)

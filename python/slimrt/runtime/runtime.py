@@ -171,7 +171,7 @@ def load(
                 sizes.total,
                 planner.limit,
             )
-        if sizes.total > planner.limit and needs_folding(source, choice):
+        if not planner.fit(sizes) and needs_folding(source, choice):
             raise WontFitError(  # the core would say so too, after minutes of folding
                 f"needs {format_bytes(sizes.total)}, {format_bytes(planner.limit)} available",
                 sizes.total,
@@ -226,7 +226,7 @@ def settle(planner: Planner, choice: CacheChoice, n_ctx: int) -> tuple[CacheChoi
 
 def _follow_machine(source: ModelSource, planner: Planner) -> str:
     """Has the engine access memory as is fastest here, and says what is not as usual; "" for what all is."""
-    if planner.device != "cpu":
+    if "cpu" not in planner.device:
         return ""
     found = machine.follow(machine.bytes_by_type(source.file), planner.n_threads)
     return ", ".join(f"{kind} {one.best} ({one.gain:.2f} times as fast)" for kind, one in found.items())
