@@ -117,7 +117,6 @@ nb::list parts_of(const EngineInfo& info) {
         d["begin"] = part.begin;
         d["end"] = part.end;
         d["bytes"] = part.memory.total();
-        d["available"] = part.available;
         parts.append(d);
     }
     return parts;

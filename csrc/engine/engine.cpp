@@ -42,14 +42,15 @@ Engine::Engine(GgufFile file, const EngineOptions& options, const ExtraTensors& 
     const Measured measured = measure(file_, options, extra);
     require_fit(measured, options.memory_limit);
     n_threads_ = measured.info.n_threads;
-    backends_ = open_backends(measured.devices, n_threads_, false);
+    devices_ = measured.devices;
+    backends_ = open_backends(devices_, n_threads_, false);
     for (size_t i = 0; i < backends_.size(); ++i) backends_[i]->reserve_workspace(measured.workspaces[i]);
-    decoder_ = std::make_unique<Decoder>(file_, options.cache, shares_of(measured.devices, backends_), extra);
+    decoder_ = std::make_unique<Decoder>(file_, options.cache, shares_of(devices_, backends_), extra);
     for (size_t i = 0; i < backends_.size(); ++i)
         scratches_.emplace_back(*backends_[i], measured.activations[i]);
 }
 
-EngineInfo Engine::info() { return describe(*decoder_, n_threads_); }
+EngineInfo Engine::info() { return describe(*decoder_, devices_, n_threads_); }
 
 Backend& Engine::host() {
     return **std::ranges::max_element(backends_, {}, [](const auto& one) { return one->host_threads(); });

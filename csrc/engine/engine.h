@@ -115,7 +115,8 @@ class Engine {
 
     GgufFile file_;
     int n_threads_ = 0;
-    std::vector<std::unique_ptr<Backend>> backends_;  // of the decoder's parts
+    std::vector<DeviceLayers> devices_;  // of the decoder's parts, and their backends
+    std::vector<std::unique_ptr<Backend>> backends_;
     std::unique_ptr<Decoder> decoder_;
     std::vector<Scratch> scratches_;               // one a part
     std::vector<SamplerScratch> sampler_scratch_;  // one a thread

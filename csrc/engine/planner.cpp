@@ -139,7 +139,7 @@ std::vector<BackendLayers> shares_of(std::span<const DeviceLayers> devices,
     return shares;
 }
 
-EngineInfo describe(Decoder& decoder, int n_threads) {
+EngineInfo describe(Decoder& decoder, std::span<const DeviceLayers> devices, int n_threads) {
     EngineInfo info{decoder.config(),
                     decoder.options(),
                     layer_caches(decoder),
@@ -151,17 +151,17 @@ EngineInfo describe(Decoder& decoder, int n_threads) {
     info.cache.sparse_delta = 0;  // as the file says where it was asked
     for (const LayerChoice& layer : decoder.layers())
         info.cache.sparse_delta = std::max(info.cache.sparse_delta, layer.config.sparse_delta);
-    for (const Part& part : decoder.parts()) {
+    for (size_t i = 0; i < devices.size(); ++i) {
+        const Part& part = decoder.parts()[i];
         MemoryReport memory{part.backend->memory(), decoder.mapped_bytes(part)};
         for (int layer = part.begin(); layer < part.end(); ++layer)
             memory.cache_bytes_per_token += info.layers[layer].bytes_per_token;
-        info.parts.push_back(
-            {part.backend->description(), part.begin(), part.end(), memory, part.backend->available()});
+        info.parts.push_back({devices[i].device, part.begin(), part.end(), memory});
         info.memory += memory;
     }
-    for (const PartInfo& part : info.parts | std::views::reverse) {  // the head's device first
-        info.device += (info.device.empty() ? "" : "; ") + part.device;
-        if (info.parts.size() > 1) info.device += concat(": layers ", part.begin, " to ", part.end - 1);
+    for (const Part& part : decoder.parts() | std::views::reverse) {  // the head's device first
+        info.device += (info.device.empty() ? "" : "; ") + part.backend->description();
+        if (devices.size() > 1) info.device += concat(": layers ", part.begin(), " to ", part.end() - 1);
     }
     return info;
 }
@@ -174,9 +174,10 @@ Measured measure(const GgufFile& file, const EngineOptions& options, const Extra
     const auto dry = open_backends(devices, n_threads, true);
     Decoder decoder(file, options.cache, shares_of(devices, dry), extra);
     const std::vector<size_t> activations = measure_scratch(decoder);
-    Measured m{describe(decoder, n_threads), devices, activations, {}};
+    Measured m{describe(decoder, devices, n_threads), devices, activations, {}, {}};
     for (size_t i = 0; i < dry.size(); ++i) {
         m.workspaces.push_back(dry[i]->workspace());
+        m.available.push_back(dry[i]->available());
         m.info.parts[i].memory.use.scratch += activations[i];
         m.info.memory.use.scratch += activations[i];
     }
@@ -185,13 +186,13 @@ Measured measure(const GgufFile& file, const EngineOptions& options, const Extra
 
 void require_fit(const Measured& measured, uint64_t limit) {
     const EngineInfo& info = measured.info;
-    if (limit || info.parts.size() == 1)
-        return require_fit(info, info.memory, "", limit ? limit : info.parts[0].available,
-                           limit ? " allowed" : " free");
-    for (const PartInfo& part : info.parts)
-        require_fit(info, part.memory,
-                    concat(part.device, ", layers ", part.begin, " to ", part.end - 1, ": "), part.available,
-                    " free");
+    if (limit) return require_fit(info, info.memory, "", limit, " allowed");
+    for (size_t i = 0; i < info.parts.size(); ++i) {
+        const auto& [device, begin, end, memory] = info.parts[i];
+        const bool all = info.parts.size() == 1;
+        const std::string whose = all ? "" : concat(device, ", layers ", begin, " to ", end - 1, ": ");
+        require_fit(info, memory, whose, measured.available[i], " free");
+    }
 }
 
 EngineInfo plan(const GgufFile& file, const EngineOptions& options) {

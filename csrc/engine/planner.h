@@ -47,12 +47,11 @@ struct CrossCache {
     size_t bytes_per_row = 0;  // of all layers
 };
 
-/// What layers [begin, end) take on their device; available: bytes free there, 0: unknown.
+/// What layers [begin, end) take on their device, by its name.
 struct PartInfo {
     std::string device;
     int begin, end;
     MemoryReport memory;
-    uint64_t available;
 };
 
 struct EngineInfo {
@@ -70,17 +69,18 @@ struct EngineInfo {
 EngineInfo plan(const GgufFile& file, const EngineOptions& options);
 
 /// What the planner measures of one configuration. Of each part: activations: bytes of scratch that no step
-/// exceeds; workspaces: the same of the backend's own.
+/// exceeds; workspaces: the same of the backend's own; available: bytes free on its device, 0: unknown.
 struct Measured {
     EngineInfo info;
     std::vector<DeviceLayers> devices;
     std::vector<size_t> activations, workspaces;
+    std::vector<uint64_t> available;
 };
 Measured measure(const GgufFile& file, const EngineOptions& options, const ExtraTensors& extra);
 /// Throws Error{wont_fit} with the numbers. limit: EngineOptions::memory_limit.
 void require_fit(const Measured& measured, uint64_t limit);
 
-EngineInfo describe(Decoder& decoder, int n_threads);
+EngineInfo describe(Decoder& decoder, std::span<const DeviceLayers> devices, int n_threads);
 
 /// The backends of some devices, and how many layers each has.
 std::vector<std::unique_ptr<Backend>> open_backends(std::span<const DeviceLayers> devices, int n_threads,

@@ -134,13 +134,12 @@ def cross_of(info: Info) -> CrossInfo:
 
 
 class Part(TypedDict):
-    """Layers `begin` to `end` - 1, their device, the bytes they take and those that are free there (0: unknown)."""
+    """Layers `begin` to `end` - 1, their device by its name, and the bytes that they take there."""
 
     device: str
     begin: int
     end: int
     bytes: int
-    available: int
 
 
 class Memory(TypedDict):

@@ -14,7 +14,7 @@ from slimrt.results import PerLayer, Record
 
 @dataclass(frozen=True, kw_only=True)
 class PartSizes(Record):
-    """What the layers `begin` to `end` - 1 take on their device, in bytes, of what is free there (0: unknown)."""
+    """What the layers `begin` to `end` - 1 take on their device, in bytes, of what is free there (0: not asked, or unknown)."""
 
     device: str
     begin: int

@@ -125,6 +125,7 @@ class Planner:
 
     def sizes(self, choice: CacheChoice, n_ctx: int) -> MemorySizes:
         sizes = self.ask(choice, n_ctx)
+        parts = sizes["parts"]
         resolved = choice.layers(self.source)
         server = self.server(sizes)
         drafts: dict[str, int] = {}
@@ -156,7 +157,7 @@ class Planner:
             + (server.total if self.device == "cpu" else 0),
             bytes_per_token=sizes["cache_bytes_per_token"],
             held_bytes=sum(layer["bytes_held"] for layer in sizes["layers"]),
-            parts=tuple(PartSizes(**part) for part in sizes["parts"] if len(sizes["parts"]) > 1),
+            parts=tuple(PartSizes(**part, available=self.available(part["device"])) for part in parts if len(parts) > 1),
         )
 
     def server(self, sizes: core.Plan) -> ServerSizes:
@@ -170,6 +171,9 @@ class Planner:
 
     def fits(self, choice: CacheChoice, n_ctx: int) -> bool:
         return self.fit(self.sizes(choice, n_ctx))
+
+    def available(self, device: str) -> int:
+        return core.available_memory(device) if self.each else 0
 
     def fit(self, sizes: MemorySizes) -> bool:
         return sizes.total <= self.limit and not (self.each and any(part.too_large for part in sizes.parts))
