@@ -249,11 +249,13 @@ struct Strip {
 inline void gather_strip(const AbsorbedValues& x, int64_t group, int64_t column, Strip& to) {
     to.first = x.first / rows_in_lane;
     to.end = (x.first + x.n + rows_in_lane - 1) / rows_in_lane;
+    constexpr int64_t kOfBlock = kBlockTokens / rows_in_lane;
     const int64_t stride = x.dim;
-    for (int64_t i = to.first; i < to.end; ++i) {
-        const int64_t row = i * rows_in_lane;
-        const char* const from = head_of(x, row / kBlockTokens, group) + row % kBlockTokens * stride;
-        transpose_rows(RowsOf<Int8>{from + column, static_cast<size_t>(stride)}, to.codes[i]);
+    for (int64_t i = to.first, next; i < to.end; i = next) {
+        next = i / kOfBlock * kOfBlock + kOfBlock < to.end ? i / kOfBlock * kOfBlock + kOfBlock : to.end;
+        const char* from = head_of(x, i / kOfBlock, group) + i % kOfBlock * rows_in_lane * stride + column;
+        for (int64_t k = i; k < next; ++k, from += rows_in_lane * stride)
+            transpose_rows(RowsOf<Int8>{from, static_cast<size_t>(stride)}, to.codes[k]);
     }
     for (int j = 0; j < absorbed_vectors; ++j) to.start[j] = no_sums(RowCodes{});
     if constexpr (weight_zero != 0) {
@@ -304,6 +306,12 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
     for (int k = 0; k < Q; ++k) {
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j) acc[k][j] = strip.start[vector + j];
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < Q; ++k) {  // what the sums are added to is in the second level
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j)
+            __builtin_prefetch(out + x.pairs[pair + k] * x.out_stride + j * lanes, 1, 3);
     }
     const WeightCode* const from = weights.codes(pair);
     for (int64_t i = strip.first; i < strip.end; ++i) {
