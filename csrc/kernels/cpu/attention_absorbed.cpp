@@ -42,7 +42,7 @@ void score_codes(const TurnedScores& x) {
         const bool calls = pair % x.n_q == 0;
         if (calls && x.ahead) call_share(x, head);
         for (int64_t i = 0; i < x.n; i += lanes) {
-            if (calls && x.head_stride) call_ahead(rows.data + i * rows.stride, rows.stride, x.dim);
+            if (calls && x.head_stride) call_ahead(rows.data + i * rows.stride, rows.stride);
             const Vec dots = x.n - i < lanes ? dots_of_rows<false>(turned, rows, i, x.n)
                                              : dots_of_rows<true>(turned, rows, i, x.n);
             finish_turned(x, pair, i, q->unit * kTurned, dots, scales + i);
@@ -88,7 +88,7 @@ void score_floats(const TurnedScores& x, bool scaled) {
             const auto* const from = reinterpret_cast<const Code*>(at.data) + at.column;
             const int64_t n = x.n - i < lanes ? x.n - i : lanes;
             const bool copied = n < lanes || dim != x.dim || __is_same(Code, Packed);
-            if (x.head_stride) call_ahead(at.data, stride, x.dim * size);
+            if (x.head_stride) call_ahead(at.data, stride);
             if (copied) read_rows(x, at, n, rows);
             const float* const turn = turns_at(turns, dim, i, 0);
             for (int64_t pair = head * x.n_q; pair < (head + 1) * x.n_q; ++pair) {

@@ -72,13 +72,13 @@ struct TurnedRows {
     int64_t dim;
 };
 
-/// Calls for what will be read after a vector of a head's rows, of so many bytes each, as far behind them as
-/// memory is away.
-inline void call_ahead(const char* rows, int64_t stride, int64_t bytes) {
+/// Calls for what will be read after a vector of a stored head's rows, which follow each other, as far behind
+/// them as memory is away.
+inline void call_ahead(const char* rows, int64_t stride) {
     constexpr int64_t kAhead = 10 << 10, kLine = 64;
-    const char* at = rows + kAhead;
-    for (int64_t i = 0; i < lanes; ++i, at += stride)
-        for (int64_t c = 0; c < bytes; c += kLine) __builtin_prefetch(at + c, 0, 3);
+    const char *at = rows + kAhead, *const end = at + lanes * stride;
+#pragma GCC unroll 8
+    for (; at < end; at += kLine) __builtin_prefetch(at, 0, 3);
 }
 
 /// Calls for a head's share of the block that follows one of whole rows, in the order of memory: for the
@@ -249,11 +249,13 @@ struct Strip {
 inline void gather_strip(const AbsorbedValues& x, int64_t group, int64_t column, Strip& to) {
     to.first = x.first / rows_in_lane;
     to.end = (x.first + x.n + rows_in_lane - 1) / rows_in_lane;
+    constexpr int64_t kOfBlock = kBlockTokens / rows_in_lane;
     const int64_t stride = x.dim;
-    for (int64_t i = to.first; i < to.end; ++i) {
-        const int64_t row = i * rows_in_lane;
-        const char* const from = head_of(x, row / kBlockTokens, group) + row % kBlockTokens * stride;
-        transpose_rows(RowsOf<Int8>{from + column, static_cast<size_t>(stride)}, to.codes[i]);
+    for (int64_t i = to.first, next; i < to.end; i = next) {
+        next = i / kOfBlock * kOfBlock + kOfBlock < to.end ? i / kOfBlock * kOfBlock + kOfBlock : to.end;
+        const char* from = head_of(x, i / kOfBlock, group) + i % kOfBlock * rows_in_lane * stride + column;
+        for (int64_t k = i; k < next; ++k, from += rows_in_lane * stride)
+            transpose_rows(RowsOf<Int8>{from, static_cast<size_t>(stride)}, to.codes[k]);
     }
     for (int j = 0; j < absorbed_vectors; ++j) to.start[j] = no_sums(RowCodes{});
     if constexpr (weight_zero != 0) {
@@ -268,42 +270,57 @@ inline void gather_strip(const AbsorbedValues& x, int64_t group, int64_t column,
     }
 }
 
-/// What tiles of products call for: the rows that are read after these, which come from memory. A line at a
-/// time, as products go on: of many at once the CPU drops some.
-class RowsAhead {
-  public:
-    RowsAhead() = default;
-    /// The share of so many pairs of a strip that has all rows, in so many steps.
-    [[gnu::noinline]] RowsAhead(const AbsorbedValues& x, int64_t strip, int64_t strips, int64_t pair,
-                                int64_t pairs, int64_t steps) {
-        const int64_t share = x.heads * static_cast<int64_t>(x.head_stride) / strips;  // of a block
-        const int64_t from = kAbsorbedBlocks * pair;
-        const auto* const next = static_cast<const char*>(x.next[from / x.n_pairs]);
-        if (!next) return;
-        at_ = next + strip * share + from % x.n_pairs * share / x.n_pairs;
-        step_ = kAbsorbedBlocks * pairs * share / x.n_pairs / steps;
-    }
+/// What a tile of products calls for, a line or so in each step of them: of many at once the CPU drops some.
+struct LinesAhead {
+    const char* at = nullptr;
+    int64_t bytes = 0;  // a step
 
     void step() {
-        for (int64_t line = 0; line < step_; line += kLine) __builtin_prefetch(at_ + line, 0, 3);
-        at_ += step_;
+        constexpr int64_t kLine = 64;
+        for (int64_t line = 0; line < bytes; line += kLine) __builtin_prefetch(at + line, 0, 3);
+        at += bytes;
+    }
+};
+
+/// A strip's share of the rows that are read after these, which come from memory.
+class RowsAhead {
+  public:
+    RowsAhead(const AbsorbedValues& x, int64_t strip, int64_t strips)
+        : next_(x.next),
+          share_(x.heads * static_cast<int64_t>(x.head_stride) / strips),
+          first_(strip * share_),
+          of_pair_(kAbsorbedBlocks * share_ / x.n_pairs) {}
+
+    /// The part of the next so many pairs, in so many steps.
+    LinesAhead take(int64_t pairs, int64_t steps) {
+        const auto* const block = static_cast<const char*>(*next_);
+        LinesAhead lines;
+        if (block) lines = {block + first_ + done_, pairs * of_pair_ / steps};
+        done_ += pairs * of_pair_;
+        if (done_ >= share_) done_ -= share_, ++next_;
+        return lines;
     }
 
   private:
-    static constexpr int64_t kLine = 64;
-    const char* at_ = nullptr;
-    int64_t step_ = 0;
+    const void* const* next_;
+    int64_t share_, first_, of_pair_, done_ = 0;  // bytes of a block
 };
 
 /// V vectors of columns of Q pairs, of which there is one with `left` elements when Part.
 template <int Q, int V, bool Part>
 void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, const Strip& strip,
-              int64_t vector, float* out, int64_t left, RowsAhead ahead) {
+              int64_t vector, float* out, int64_t left, LinesAhead ahead) {
     RowSums acc[Q][V];
 #pragma GCC unroll 8
     for (int k = 0; k < Q; ++k) {
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j) acc[k][j] = strip.start[vector + j];
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < Q; ++k) {  // what the sums are added to is in the second level
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j)
+            __builtin_prefetch(out + x.pairs[pair + k] * x.out_stride + j * lanes, 1, 3);
     }
     const WeightCode* const from = weights.codes(pair);
     for (int64_t i = strip.first; i < strip.end; ++i) {
@@ -339,12 +356,11 @@ void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& s
                  int64_t group, int64_t column, int64_t left) {
     const int64_t strips = (x.dim + kStripColumns - 1) / kStripColumns;
     float* const out = x.out + group * x.dim + column + vector * lanes;
+    RowsAhead ahead(x, group * strips + column / kStripColumns, x.heads * strips);
     for (int64_t pair = 0; pair < x.n_pairs;) {
         const auto with = [&](auto kernel, int64_t n) {
-            const int64_t at = group * strips + column / kStripColumns;
-            const RowsAhead ahead =
-                vector == 0 ? RowsAhead(x, at, x.heads * strips, pair, n, kStripLanes) : RowsAhead();
-            kernel(x, weights, pair, strip, vector, out, left, ahead);
+            kernel(x, weights, pair, strip, vector, out, left,
+                   vector == 0 ? ahead.take(n, kStripLanes) : LinesAhead());
             pair += n;
         };
         x.n_pairs - pair >= 4 ? with(add_tile<4, V, Part>, 4) : with(add_tile<1, V, Part>, 1);

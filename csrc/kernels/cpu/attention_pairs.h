@@ -156,7 +156,7 @@ struct PairStrip {
 /// V vectors of columns of Q pairs.
 template <int Q, int V, class Pairs>
 void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pairs>& strip, int64_t vector,
-                   const AbsorbedValues& x, float* out, RowsAhead ahead) {
+                   const AbsorbedValues& x, float* out, LinesAhead ahead) {
     RowSums acc[Q][V];
 #pragma GCC unroll 8
     for (int k = 0; k < Q; ++k) {
@@ -196,12 +196,13 @@ void add_pair_strip(const AbsorbedValues& x, int64_t column, const PairWeights& 
                     const PairStrip<Pairs>& strip) {
     constexpr int V = 2, Q = registers / 4;
     const int64_t strips = (x.heads * x.dim + kPairColumns - 1) / kPairColumns;
+    RowsAhead rows_ahead(x, column / kPairColumns, strips);
     int64_t pair = 0;
     const auto with = [&](auto kernel, int64_t n) {
         for (; pair + n <= x.n_pairs; pair += n) {
-            const RowsAhead ahead(x, column / kPairColumns, strips, pair, n, kAbsorbedRows / 2);
+            const LinesAhead ahead = rows_ahead.take(n, kAbsorbedRows / 2);
             for (int64_t vector = 0; vector < kPairVectors; vector += V)
-                kernel(weights, pair, strip, vector, x, x.out + column, vector == 0 ? ahead : RowsAhead());
+                kernel(weights, pair, strip, vector, x, x.out + column, vector == 0 ? ahead : LinesAhead());
         }
     };
     with(add_pair_tile<Q, V, Pairs>, Q);
