@@ -234,7 +234,8 @@ def test_what_would_fit_is_said(tmp_path, monkeypatch):
         slimrt.Model(deep, device="cuda", **size)
     (option,) = (one for one in error.value.options if one.startswith("--gpu-layers"))
     n = int(option.split()[1])
-    assert 4 < n < 8 and not slimrt.plan(deep, n_gpu_layers=n + 1, **size).fits
+    plan = slimrt.plan(deep, n_gpu_layers=n + 1, **size)
+    assert 4 < n < 8 and not plan.fits and plan.gpu_layers == n and f"-ngl {n}" in plan.table()
     with pytest.raises(WontFitError, match=f"cuda, layers {11 - n} to 11: needs .* fewer layers"):
         slimrt.Model(deep, n_gpu_layers=n + 1, **size)
     with slimrt.Model(deep, n_gpu_layers=n, **size) as model:

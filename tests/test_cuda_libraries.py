@@ -33,3 +33,22 @@ def test_doctor_says_what_multiplies_prompts(run, monkeypatch):
     assert (_core.cublas_lt_library() or "pip install nvidia-cublas") in run("doctor", "-t", "1")[1]
     monkeypatch.setenv("SLIMRT_CUBLASLT", "0")
     assert "not used (SLIMRT_CUBLASLT=0)" in run("doctor", "-t", "1")[1]
+
+
+@pytest.mark.unsanitized
+@pytest.mark.skipif("emulated" not in "".join(_core.cuda_devices()[0]), reason="a device is what it is")
+@pytest.mark.parametrize(("capability", "said"), [(75, ""), (80, ""), (86, ""), (87, "once"), (90, ""), (120, "once")])
+def test_a_note_where_the_driver_compiles_kernels(capability, said, monkeypatch):
+    """Code of an earlier device of a kind runs; Tegra (8.7) runs none of others."""
+    monkeypatch.setenv("SLIMRT_EMULATED_CAPABILITY", str(capability))
+    names, found = _core.cuda_devices()
+    assert names == ["emulated"] and (said in found if said else not found)
+
+
+@pytest.mark.skipif("emulated" not in "".join(_core.cuda_devices()[0]), reason="a device is what it is")
+def test_the_note_is_seen_once(tiny, run, monkeypatch):
+    monkeypatch.setenv("SLIMRT_EMULATED_CAPABILITY", "87")
+    code, _, err = run("generate", tiny, "-p", "a", "--device", "cuda", "-n", "1", "--temp", "0")
+    assert code == 0 and err.count("compiled by the driver") == 1
+    code, _, err = run("generate", tiny, "-p", "a", "-n", "1", "--temp", "0")
+    assert code == 0 and "compiled" not in err

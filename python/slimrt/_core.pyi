@@ -147,8 +147,8 @@ class Engine:
         and v; of modes whose rows age their levels), rank 0 and residual_type "" where there is no residual;
         bytes_per_token: what a token leaves behind, in the end; max_rows: the most rows of a sequence that are kept,
         n_ctx, or what a sliding window and the longest step need; bytes_held: of the rows of a sequence of n_ctx
-        tokens; v_heads: KV heads that keep V beside K. parts: list of {device, begin, end, bytes}: who has which layers;
-        device: the head's first.
+        tokens; v_heads: KV heads that keep V beside K. parts: list of {device, begin, end, bytes}: who has which
+        layers; device: the head's first.
 
         encoder, cross: None without an encoder; else {n_layers, n_source, inputs ("tokens", "mel" or "audio"), n_inputs
         (numbers a row, 0 for tokens)} and {mode, type, bytes_per_row (in all layers)}, and decoder_start_token_id."""
@@ -429,7 +429,8 @@ def cpu_info() -> dict[str, Any]:
     together), access_kinds (what access() says something of)."""
 
 def cuda_devices() -> tuple[list[str], str]:
-    """Names of the CUDA devices that can be used, and why there are none ("" if there are)."""
+    """Names of the CUDA devices that can be used, and why there are none, or whose kernels are yet to be compiled by
+    the driver ("": all is well)."""
 
 def look_for_cublas_lt(files: list[str]) -> None:
     """Files that cuBLASLt may be besides where the system's loader looks; before a device multiplies first."""

@@ -1,5 +1,8 @@
 #include "kernels/cuda/device.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "core/error.h"
 #include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/cuda_backend.h"
@@ -21,7 +24,8 @@ void check(cudaError_t result, const char* what) {
 
 namespace {
 
-constexpr int kMinCapability = 80;
+constexpr int kMinCapability = 80, kTegra = 87;
+const std::vector<int> kCode = {SLIMRT_CUDA_CODE};  // what nvcc has compiled for
 
 Device describe(int id) {
     cudaDeviceProp properties;
@@ -32,6 +36,15 @@ Device describe(int id) {
             .shared_bytes = properties.sharedMemPerBlockOptin,
             .l2_bytes = static_cast<size_t>(properties.l2CacheSize),
             .name = properties.name};
+}
+
+/// Whether there is code for it: that of an earlier one of its kind, but Tegra runs none of others. Else the
+/// driver makes it of PTX.
+bool has_code(int capability) {
+    return kCode.empty() || std::ranges::any_of(kCode, [&](int code) {
+               return code / 10 == capability / 10 && code <= capability &&
+                      (code == capability || capability != kTegra);
+           });
 }
 
 /// Why there is no device. Without any driver the runtime speaks of one that is too old.
@@ -45,6 +58,7 @@ std::string why_no_device(cudaError_t result) {
 }  // namespace
 }  // namespace cuda
 
+// With devices `why_none` says whose kernels are yet to be compiled, if any.
 std::vector<std::string> cuda_devices(std::string* why_none) {
     int n = 0;
     const cudaError_t result = cudaGetDeviceCount(&n);
@@ -53,8 +67,15 @@ std::vector<std::string> cuda_devices(std::string* why_none) {
         cudaGetLastError();
         n = 0;
     }
-    for (int id = 0; id < n; ++id) names.push_back(cuda::describe(id).name);
-    if (why_none) *why_none = n == 0 ? cuda::why_no_device(result) : "";
+    std::string said = n == 0 ? cuda::why_no_device(result) : "";
+    for (int id = 0; id < n; ++id) {
+        const cuda::Device device = cuda::describe(id);
+        names.push_back(device.name);
+        if (device.capability >= cuda::kMinCapability && !cuda::has_code(device.capability))
+            said = concat("kernels for ", device.name,
+                          " are compiled by the driver when they first start, once: that may take minutes");
+    }
+    if (why_none) *why_none = said;
     return names;
 }
 

@@ -14,7 +14,7 @@ from slimrt.results import PerLayer, Record
 
 @dataclass(frozen=True, kw_only=True)
 class PartSizes(Record):
-    """What the layers `begin` to `end` - 1 take on their device, in bytes, of what is free there (0: not asked, or unknown)."""
+    """What the layers `begin` to `end` - 1 take on their device, in bytes, of what is free there (0: nobody asked)."""
 
     device: str
     begin: int
@@ -149,6 +149,7 @@ class PlanResult(Record):
         cache_tokens: 0 where it is n_ctx for each of n_seqs.
         max_queue: requests that wait for a server, whose memory is counted; None: there is none.
         draft_model: the name of a model that drafts, whose memory is counted; "": there is none.
+        gpu_layers: of what does not fit on a GPU, the most layers that do, with the others on the CPU; 0: none.
     """
 
     path: str
@@ -164,6 +165,7 @@ class PlanResult(Record):
     cache_tokens: int = 0
     max_queue: int | None = None
     draft_model: str = ""
+    gpu_layers: int = 0
 
     @property
     def fits(self) -> bool:
@@ -189,6 +191,8 @@ class PlanResult(Record):
         lines = [f"{self.path}: context {self.n_ctx} of {self.n_ctx_train} trained{beyond}, {at_once}"]
         lines.append(table(_HEAD, [_cells(row, self.n_ctx_train) for row in rows]))
         lines += map(str, self.asked.parts)
+        if self.gpu_layers:
+            lines.append(f"the last {self.gpu_layers} layers fit on the GPU: -ngl {self.gpu_layers}")
         if self.draft_model:
             lines.append(f"in each total, drafts by {self.draft_model}: {self.asked.drafting()}")
         if self.max_queue is not None:

@@ -157,7 +157,9 @@ class Planner:
             + (server.total if self.device == "cpu" else 0),
             bytes_per_token=sizes["cache_bytes_per_token"],
             held_bytes=sum(layer["bytes_held"] for layer in sizes["layers"]),
-            parts=tuple(PartSizes(**part, available=self.available(part["device"])) for part in parts if len(parts) > 1),
+            parts=tuple(
+                PartSizes(**part, available=self.available(part["device"])) for part in parts if len(parts) > 1
+            ),
         )
 
     def server(self, sizes: core.Plan) -> ServerSizes:

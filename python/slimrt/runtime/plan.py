@@ -67,6 +67,7 @@ def plan(
         cache_tokens=cache_tokens,
         max_queue=max_queue,
         draft_model="" if planner.draft is None else planner.draft.name,
+        gpu_layers=0 if asked.fits else planner.most_gpu_layers(choice, context),
         memory_limit=planner.limit,
         asked=replace(asked, too_imprecise=refusal(source, choice, only_cheap=False)),
         rows=tuple(

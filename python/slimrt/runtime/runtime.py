@@ -151,6 +151,8 @@ def load(
         CacheUnsupportedError, UnsupportedError, ModelFormatError: as slimrt.Model.
         FileNotFoundError, ValueError: no such calibration text, or one for an encoder-decoder.
     """
+    if "cuda" in planner.device and (said := core.cuda_devices()[1]):
+        note(said)
     asked, n_ctx = n_ctx, source.n_ctx(n_ctx)
     choice, compared = settle(planner, choice, n_ctx)
     check_cache(source, choice)
