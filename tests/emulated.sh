@@ -17,7 +17,7 @@ for file in python/slimrt/*; do ln -s "$PWD/$file" "$package/"; done
 rm -f "$package"/_core*.so
 cp "$emulated"/_core*.so "$package/"
 PYTHONPATH="$emulated/package" python -m pytest -n auto -m "not slow_emulated and not nightly" -k "cuda and not long" -p no:cacheprovider \
-    tests/test_cuda.py tests/test_cuda_appends.py tests/test_cuda_launches.py tests/test_cuda_libraries.py tests/test_latent.py tests/test_kernels.py tests/test_kernels_*.py
+    tests/test_cuda.py tests/test_cuda_appends.py tests/test_cuda_launches.py tests/test_cuda_layers.py tests/test_cuda_libraries.py tests/test_latent.py tests/test_kernels.py tests/test_kernels_*.py
 # Whole rows again, as devices without clusters have them.
 SLIMRT_EMULATED_CAPABILITY=80 PYTHONPATH="$emulated/package" python -m pytest -n auto -k "wide_heads and (bf16 or q8)" \
     -p no:cacheprovider tests/test_cuda.py

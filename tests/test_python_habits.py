@@ -78,7 +78,7 @@ def calls(model):
         ("plan", "context_length", "plan has no context_length: here it is called n_ctx"),
         ("compare_caches", "windows", "compare_caches has no windows (did you mean window?)"),
         ("Model", "context_length", "Model has no context_length: here it is called n_ctx"),
-        ("Model", "n_gpu_layers", "Model has no n_gpu_layers: here it is called device"),
+        ("compare_caches", "n_gpu_layers", "compare_caches has no n_gpu_layers: here it is called device"),
         ("Model", "cachetype", "did you mean cache_type"),
     ],
 )
@@ -235,8 +235,8 @@ def test_from_pretrained_opens_repositories_and_paths(monkeypatch, repo_id, file
 def test_from_pretrained_takes_the_options_of_model(tiny):
     with slimrt.Model.from_pretrained(tiny.parent, tiny.name, n_ctx=8) as model:
         assert model.n_ctx == 8
-    with pytest.raises(TypeError, match="Model has no n_gpu_layers"):
-        slimrt.Model.from_pretrained(str(tiny), n_gpu_layers=-1)
+    with pytest.raises(TypeError, match="Model has no n_ubatch"):
+        slimrt.Model.from_pretrained(str(tiny), n_ubatch=512)
 
 
 def test_a_file_that_changed_meanwhile_is_not_the_pickled_model(tmp_path):

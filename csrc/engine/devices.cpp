@@ -57,7 +57,8 @@ std::vector<DeviceLayers> share_layers(const std::string& devices, int n_layers)
     double free = 0;
     std::vector<uint64_t> available(all.size(), 0);
     for (size_t i = 0; i < all.size(); ++i)
-        if (all[i].layers < 0) free += double(available[i] = 1 + available_on(all[i].device));
+        if (all[i].layers < 0)
+            free += double(available[i] = 1 + (all.size() > 1 ? available_on(all[i].device) : 0));
     if (left > 0 && free == 0)
         fail(ErrorCode::argument, "'", devices, "': ", left, " of ", n_layers, " layers are on no device");
     for (size_t i = 0; i < all.size(); ++i) {
