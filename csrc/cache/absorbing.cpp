@@ -7,7 +7,7 @@ namespace slimrt {
 namespace {
 
 /// Consecutive tokens of a step that take the same branch; queries of their sequences count from `first`.
-struct Part {
+struct StepPart {
     bool absorb = false;
     int64_t first = 0, n = 0;
     size_t first_sequence = 0;
@@ -19,15 +19,15 @@ bool pays_absorbed(const AttnInput& in, const AttentionSequence& s) {
     return s.position > 0 && s.n_queries <= in.config.head_dim && !in.chunk;
 }
 
-std::vector<Part> parts_of_step(const AttnInput& in) {
-    std::vector<Part> parts;
+std::vector<StepPart> parts_of_step(const AttnInput& in) {
+    std::vector<StepPart> parts;
     for (size_t i = 0; i < in.sequences.size(); ++i) {
         AttentionSequence s = in.sequences[i];
         const bool absorb = pays_absorbed(in, s);
         const bool joins = absorb && !parts.empty() && parts.back().absorb &&
                            parts.back().n + s.n_queries <= in.config.head_dim;
         if (!joins) parts.push_back({absorb, s.query, 0, i, {}});
-        Part& part = parts.back();
+        StepPart& part = parts.back();
         s.query -= int(part.first);
         part.n += s.n_queries;
         part.sequences.push_back(s);
@@ -36,10 +36,10 @@ std::vector<Part> parts_of_step(const AttnInput& in) {
 }
 
 /// Over an encoder's rows a sequence's queries do not see each other: a few at a time.
-std::vector<Part> parts_over_encoder_states(const AttnInput& in, int64_t n_tokens) {
-    std::vector<Part> parts;
+std::vector<StepPart> parts_over_encoder_states(const AttnInput& in, int64_t n_tokens) {
+    std::vector<StepPart> parts;
     for (int64_t first = 0; first < n_tokens; first += in.config.head_dim) {
-        Part part{true, first, std::min<int64_t>(in.config.head_dim, n_tokens - first), 0, {}};
+        StepPart part{true, first, std::min<int64_t>(in.config.head_dim, n_tokens - first), 0, {}};
         for (AttentionSequence s : in.sequences) {
             const int64_t begin = std::max<int64_t>(s.query, first);
             const int64_t end = std::min<int64_t>(s.query + s.n_queries, first + part.n);
@@ -54,7 +54,7 @@ std::vector<Part> parts_over_encoder_states(const AttnInput& in, int64_t n_token
 }
 
 /// The older rows of the sequences of a part, which see them in turn in `sequences`.
-std::vector<StoredRegion> older_rows_of(const Part& part, std::span<const StoredRegion> older,
+std::vector<StoredRegion> older_rows_of(const StepPart& part, std::span<const StoredRegion> older,
                                         std::vector<std::vector<AttentionSequence>>& sequences) {
     std::vector<StoredRegion> of_part;
     for (const StoredRegion& region : older) {
@@ -92,7 +92,8 @@ Written AbsorbingMode::write(Backend& backend, const WriteInput& in) const {
 }
 
 void AbsorbingMode::read(Backend& backend, const ReadInput& in, const Written& written, Tensor out) const {
-    for (const Part& part : in.config.cross ? parts_over_encoder_states(in, in.q.rows) : parts_of_step(in)) {
+    for (const StepPart& part :
+         in.config.cross ? parts_over_encoder_states(in, in.q.rows) : parts_of_step(in)) {
         const Scratch::Scope scope(in.scratch);
         ReadInput some = in;
         std::vector<std::vector<AttentionSequence>> sequences;
