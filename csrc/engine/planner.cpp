@@ -159,7 +159,8 @@ EngineInfo describe(Decoder& decoder, std::span<const DeviceLayers> devices, int
         info.parts.push_back({devices[i].device, part.begin(), part.end(), memory});
         info.memory += memory;
     }
-    for (const Part& part : decoder.parts() | std::views::reverse) {  // the head's device first
+    for (size_t i = devices.size(); i-- > 0;) {  // the head's device first
+        const Part& part = decoder.parts()[i];
         info.device += (info.device.empty() ? "" : "; ") + part.backend->description();
         if (devices.size() > 1) info.device += concat(": layers ", part.begin(), " to ", part.end() - 1);
     }
