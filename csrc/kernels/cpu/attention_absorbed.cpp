@@ -77,7 +77,6 @@ void read_rows(const TurnedScores& x, const HeadAt& head, int64_t n, float* to) 
 /// Rows of other types, as floats: where and as they are stored, if these are whole vectors of numbers.
 template <class Code>
 void score_floats(const TurnedScores& x, bool scaled) {
-    constexpr auto size = static_cast<int64_t>(sizeof(Code));
     const int64_t dim = turned_dim(x.dim), stride = static_cast<int64_t>(x.stride);
     const auto* const turns = static_cast<const float*>(x.turns);
     alignas(64) float rows[lanes * kMaxTurnedDim], turned[2 * kMaxTurnedDim];
