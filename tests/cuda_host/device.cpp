@@ -20,7 +20,7 @@ struct KernelLimits {
     unsigned cluster = kPortableCluster;
 };
 
-std::map<const void*, KernelLimits> limits;
+std::map<std::pair<int, const void*>, KernelLimits> limits;  // of each device
 thread_local cudaError_t last_error = cudaSuccess;
 
 size_t from_environment(const char* name, size_t otherwise) {
@@ -126,7 +126,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
     const Lock lock(all);
-    KernelLimits& of = limits[kernel];
+    KernelLimits& of = limits[{current_device, kernel}];
     cudaDeviceProp device;
     cudaGetDeviceProperties(&device, 0);
     if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
@@ -165,7 +165,7 @@ cudaError_t cuda_host::launch(const cudaLaunchConfig_t& config, const void* kern
     if (threads == 0 || threads > kMostThreads || block.z > 64 || grid.x == 0 || grid.x > 0x7fffffff ||
         grid.y == 0 || grid.y > kMostGridYZ || grid.z == 0 || grid.z > kMostGridYZ)
         return result(cudaErrorInvalidConfiguration);
-    const KernelLimits& of = limits[kernel];
+    const KernelLimits& of = limits[{current_device, kernel}];
     if (launch.shared_bytes > of.shared_bytes || launch.cluster == 0 || launch.cluster > of.cluster ||
         grid.x % launch.cluster != 0)
         return result(cudaErrorInvalidValue);
