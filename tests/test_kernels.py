@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 from typing import Any
 
 import gguf
@@ -19,9 +20,9 @@ from weight_formats import HALVES, HELD, PLAIN, block_size, dequantised, ggml, h
 ISAS = ops.backends()
 EPS = 2.0**-24  # half a unit in the last place of float32
 
-# Multiplied as they are stored; others are unpacked at load.
+# Multiplied as they are stored, with CUDA some more; others are unpacked at load.
 NATIVE = ["q4_0", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0", *HELD]
-UNPACKED = {("cuda", name) for name in ("q5_k", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0", *HELD)}
+ON_CUDA = ["q4_1", "q5_0", "q5_1", "q2_k", "q3_k"]
 ODD = [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 48, 64, 100, 1000]
 
 
@@ -43,6 +44,12 @@ EMULATED = {
 @pytest.mark.skipif(os.environ.get("QEMU_CPU") not in EMULATED, reason="not one of the emulated CPUs")
 def test_the_best_instruction_set_of_a_cpu():
     assert ISAS[0] == EMULATED[os.environ["QEMU_CPU"]]
+
+
+def on_devices(type_names: list[str]) -> list[Any]:
+    """(type, device) for each of them, on CUDA also for what only that multiplies as it is stored."""
+    cuda = (pytest.param(name, "cuda", marks=DEVICES[-1].marks) for name in type_names + ON_CUDA)
+    return [*product(type_names, ISAS), *cuda]
 
 
 def test_the_portable_kernels_are_always_there():
@@ -201,11 +208,8 @@ def test_linear_of_many_tokens_with_extreme_rows(type_name, isa):
         assert not np.isfinite(got[4, [0, 2, 3]]).any() and np.isfinite(got[5:]).all()
 
 
-@pytest.mark.parametrize("isa", DEVICES)
-@pytest.mark.parametrize("type_name", NATIVE)
+@pytest.mark.parametrize(("type_name", "isa"), on_devices(NATIVE))
 def test_linear_of_quantised_types(type_name, isa):
-    if (isa, type_name) in UNPACKED:
-        return says_it_does_not_multiply(type_name, isa)
     shapes = ((1, 1, 1, 1), (3, 3, 2, 1), (17, 2, 5, 2), (40, 8, 33, 2), (64, 5, 7, 1), (70, 5, 3, 1), (70, 9, 6, 2))
     for rows, blocks, tokens, threads in shapes:
         k = blocks * block_size(type_name)
@@ -222,13 +226,10 @@ def test_linear_of_quantised_types(type_name, isa):
             assert rms((got - wanted) / sigma) < 1.25, "more than int8 activations explain"
 
 
-@pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("bits", [0x00, 0x7F, 0x80, 0xFF])
-@pytest.mark.parametrize("type_name", NATIVE)
+@pytest.mark.parametrize(("type_name", "isa"), on_devices(NATIVE))
 def test_linear_of_extreme_rows(type_name, bits, isa):
     """Zero rows, the largest and smallest codes, one huge value among small ones: no overflow, no saturation."""
-    if (isa, type_name) in UNPACKED:
-        return says_it_does_not_multiply(type_name, isa)
     k, rows = 2 * block_size(type_name), 19
     raw, _ = random_weight(type_name, rows, k)
     scales = np.isin(np.arange(raw.shape[1]) % (raw.shape[1] // 2), half_bytes(type_name))

@@ -11,7 +11,7 @@ import pytest
 from conftest import DEVICES, product_unit, relative
 from reference import gated
 from slimrt._core import ops
-from test_kernels import NATIVE, PLAIN, UNPACKED, random_weight
+from test_kernels import NATIVE, PLAIN, on_devices, random_weight
 
 Biases = Sequence[np.ndarray]  # of gate, up and down: [experts, width]
 WIDTH, INNER, EXPERTS, TAKEN = 256, 512, 7, 3
@@ -93,12 +93,9 @@ def test_experts_of_plain_types(type_name, tokens, isa):
     assert relative(call.run(isa), call.exact()) < allowed_of(type_name, tokens, isa)
 
 
-@pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("tokens", [1, 3, 64, pytest.param(700, marks=pytest.mark.slow_emulated)])
-@pytest.mark.parametrize("type_name", ["f16", *NATIVE])
+@pytest.mark.parametrize(("type_name", "isa"), on_devices(["f16", *NATIVE]))
 def test_experts_are_what_products_of_each_one_are(type_name, tokens, isa):
-    if (isa, type_name) in UNPACKED:
-        return
     call = Call(type_name, tokens)
     assert relative(call.run(isa), call.one_by_one(isa)) < 1e-5 + 8 * product_unit(isa, type_name)
 
@@ -131,8 +128,6 @@ def test_experts_with_biases(type_name, kind, tokens, isa):
 @pytest.mark.parametrize("type_name", ["f32", "f16", "q4_k"])
 def test_experts_with_gate_and_up_together_and_scales(type_name, tokens, isa):
     """As Gemma 4 has them: the same bits, but for scales."""
-    if (isa, type_name) in UNPACKED:
-        return
     call = Call(type_name, tokens, **({"width": 52, "inner": 90} if type_name in PLAIN else {}))
     assert np.array_equal(call.run(isa, together=True), call.run(isa))
     scale = np.linspace(0.5, 2, EXPERTS).astype(np.float32)

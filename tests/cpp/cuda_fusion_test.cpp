@@ -190,7 +190,8 @@ int main() {
     for (const NormKind kind : {NormKind::rms, NormKind::layer})
         for (const bool in_place : {false, true})
             expect_same("sums that are normed", summed_and_normed(kind, in_place));
-    for (const DType dtype : {DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q6_K})
+    for (const DType dtype : {DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q5_1, DType::Q2_K,
+                              DType::Q3_K, DType::Q4_K, DType::Q6_K, DType::IQ4_NL})
         for (const int64_t tokens : {1, 2, 3}) {
             expect_same("a gate with biases", gated(dtype, Activation::gelu_tanh, 40, 40, tokens, true));
             expect_same("a product that is added and normed", added_and_normed(dtype, NormKind::rms, tokens));

@@ -1,9 +1,10 @@
-// CUDA's linear() against float64 where the operations' tests cannot look: weights at any even address and
-// stride, a weight beyond f16, rows of x of any magnitude and with NaN, the bits of a token alone and among
-// others, the workspace that a plan reserves. Runs on the emulator or a device whose memory the host may
-// touch.
+// CUDA's linear() against float64 where the operations' tests cannot look: every type of weights, at any
+// address and stride that it may have, a weight beyond f16, rows of x of any magnitude and with NaN, the bits
+// of a token alone and among others, the workspace that a plan reserves. Runs on the emulator or a device
+// whose memory the host may touch.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -47,42 +48,124 @@ struct Bytes {
 
 uint16_t u16_at(const unsigned char* p) { return uint16_t(p[0] | p[1] << 8); }
 
-/// Element i of a stored row, by the definition of its type (GGUF).
-double element(DType dtype, const unsigned char* row, int64_t i) {
-    const auto f16 = [](const unsigned char* p) { return double(from_f16(u16_at(p))); };
+constexpr DType kTypes[] = {DType::F32,    DType::F16,   DType::BF16,  DType::Q4_0,      DType::Q4_1,
+                            DType::Q5_0,   DType::Q5_1,  DType::Q8_0,  DType::Q2_K,      DType::Q3_K,
+                            DType::Q4_K,   DType::Q5_K,  DType::Q6_K,  DType::TQ2_0,     DType::IQ4_NL,
+                            DType::IQ4_XS, DType::MXFP4, DType::IQ2_N, DType::IQ3_XXS_N, DType::IQ3_S_N};
+
+double f16_at(const unsigned char* p) { return from_f16(u16_at(p)); }
+int nibble(const unsigned char* bytes, int i) { return bytes[i % 16] >> (i < 16 ? 0 : 4) & 15; }
+int two_bits(const unsigned char* codes, int i) { return codes[i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3; }
+int bit(const unsigned char* bytes, int i) { return bytes[i / 8] >> i % 8 & 1; }
+
+/// Numbers that codes of four bits stand for.
+int looked_up(DType dtype, int code) {
+    static constexpr int kIq4[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    static constexpr int kFp4[] = {0, 1, 2, 3, 4, 6, 8, 12}, kIq2[] = {8, 25, 43, 43, 43, 43, 43, 43};
+    static constexpr int kXxs[] = {4, 12, 20, 28, 36, 44, 52, 62}, kS[] = {1, 3, 5, 7, 9, 11, 13, 15};
+    if (dtype == DType::IQ4_NL || dtype == DType::IQ4_XS) return kIq4[code];
+    const int* const magnitudes = dtype == DType::MXFP4       ? kFp4
+                                  : dtype == DType::IQ2_N     ? kIq2
+                                  : dtype == DType::IQ3_XXS_N ? kXxs
+                                                              : kS;
+    return magnitudes[code % 8] * (code < 8 ? 1 : -1);
+}
+
+/// Element i of a block of 32.
+double element_of_32(DType dtype, const unsigned char* block, int i) {
     switch (dtype) {
-        case DType::F32: {
-            float x;
-            std::memcpy(&x, row + 4 * i, sizeof x);
-            return x;
+        case DType::Q4_0:
+            return f16_at(block) * (nibble(block + 2, i) - 8);
+        case DType::Q4_1:
+            return f16_at(block) * nibble(block + 4, i) + f16_at(block + 2);
+        case DType::Q5_0:
+            return f16_at(block) * (nibble(block + 6, i) + 16 * bit(block + 2, i) - 16);
+        case DType::Q5_1:
+            return f16_at(block) * (nibble(block + 8, i) + 16 * bit(block + 4, i)) + f16_at(block + 2);
+        case DType::Q8_0:
+            return f16_at(block) * int8_t(block[2 + i]);
+        case DType::IQ4_NL:
+            return f16_at(block) * looked_up(dtype, nibble(block + 2, i));
+        default:
+            return std::ldexp(looked_up(dtype, nibble(block + 1, i)), block[0] - 128);
+    }
+}
+
+/// Element i of a block of 256.
+double element_of_256(DType dtype, const unsigned char* block, int i) {
+    const int g = i / 32;
+    switch (dtype) {
+        case DType::Q2_K:
+            return f16_at(block + 80) * (block[i / 16] & 15) * two_bits(block + 16, i) -
+                   f16_at(block + 82) * (block[i / 16] >> 4);
+        case DType::Q3_K: {
+            const unsigned char* const scales = block + 96;
+            const int scale =
+                (scales[i / 16 % 8] >> i / 128 * 4 & 15) | (scales[8 + i / 16 % 4] >> i / 64 * 2 & 3) << 4;
+            const int third = block[i % 32] >> g & 1;
+            return f16_at(block + 108) * (scale - 32) * (two_bits(block + 32, i) + 4 * third - 4);
         }
-        case DType::F16:
-            return f16(row + 2 * i);
-        case DType::BF16:
-            return from_bf16(u16_at(row + 2 * i));
-        case DType::Q8_0: {
-            const unsigned char* const block = row + i / 32 * 34;
-            return f16(block) * int8_t(block[2 + i % 32]);
-        }
-        case DType::Q4_0: {
-            const unsigned char* const block = row + i / 32 * 18;
-            return f16(block) * ((block[2 + i % 16] >> (i % 32 < 16 ? 0 : 4) & 15) - 8);
-        }
-        case DType::Q4_K: {
-            const unsigned char *const block = row + i / 256 * 144, *const packed = block + 4;
-            const int at = int(i % 256), g = at / 32;
+        case DType::Q4_K:
+        case DType::Q5_K: {
+            const unsigned char* const packed = block + 4;
+            const bool five = dtype == DType::Q5_K;
             const int scale = g < 4 ? packed[g] & 63 : (packed[g + 4] & 15) | packed[g - 4] >> 6 << 4;
             const int minimum = g < 4 ? packed[g + 4] & 63 : packed[g + 4] >> 4 | packed[g] >> 6 << 4;
-            const int code = block[16 + g / 2 * 32 + at % 32] >> g % 2 * 4 & 15;
-            return f16(block) * scale * code - f16(block + 2) * minimum;
+            const int code = block[(five ? 48 : 16) + g / 2 * 32 + i % 32] >> g % 2 * 4 & 15;
+            const int fifth = five ? block[16 + i % 32] >> g & 1 : 0;
+            return f16_at(block) * scale * (code + 16 * fifth) - f16_at(block + 2) * minimum;
         }
-        default: {  // Q6_K
-            const unsigned char* const block = row + i / 256 * 210;
-            const int at = int(i % 256), half = at / 128, part = at / 32 % 4;
-            const int low = block[half * 64 + part % 2 * 32 + at % 32] >> part / 2 * 4 & 15;
-            const int high = block[128 + half * 32 + at % 32] >> part * 2 & 3;
-            return f16(block + 208) * int8_t(block[192 + at / 16]) * (low + 16 * high - 32);
+        case DType::Q6_K: {
+            const int half = i / 128, part = g % 4;
+            const int low = block[half * 64 + part % 2 * 32 + i % 32] >> part / 2 * 4 & 15;
+            const int high = block[128 + half * 32 + i % 32] >> part * 2 & 3;
+            return f16_at(block + 208) * int8_t(block[192 + i / 16]) * (low + 16 * high - 32);
         }
+        case DType::TQ2_0:
+            return f16_at(block + 64) * (two_bits(block, i) - 1);
+        case DType::IQ4_XS: {
+            const int scale = (block[4 + g / 2] >> g % 2 * 4 & 15) | (block[2 + g / 4] >> g % 4 * 2 & 3) << 4;
+            return f16_at(block) * (scale - 32) * looked_up(dtype, nibble(block + 8 + 16 * g, i % 32));
+        }
+        default: {
+            const double unit = dtype == DType::IQ2_N ? 0.125 : dtype == DType::IQ3_XXS_N ? 0.25 : 1;
+            return f16_at(block) * unit * int8_t(block[2 + i / 16]) *
+                   looked_up(dtype, nibble(block + 18 + 16 * g, i % 32));
+        }
+    }
+}
+
+/// Element i of a stored row, by the definition of its type (GGUF, kernels/cpu/blocks_grid.h).
+double element(DType dtype, const unsigned char* row, int64_t i) {
+    const DTypeInfo& type = dtype_info(dtype);
+    const unsigned char* const block = row + i / type.block * type.block_bytes;
+    if (type.block == 256) return element_of_256(dtype, block, int(i % 256));
+    if (type.block == 32) return element_of_32(dtype, block, int(i % 32));
+    if (dtype == DType::F16) return f16_at(block);
+    if (dtype == DType::BF16) return from_bf16(u16_at(block));
+    float x;
+    std::memcpy(&x, block, sizeof x);
+    return x;
+}
+
+/// Where a block has its f16 numbers.
+std::vector<int> halves(DType dtype) {
+    switch (dtype) {
+        case DType::Q4_1:
+        case DType::Q5_1:
+        case DType::Q4_K:
+        case DType::Q5_K:
+            return {0, 2};
+        case DType::Q2_K:
+            return {80, 82};
+        case DType::Q3_K:
+            return {108};
+        case DType::Q6_K:
+            return {208};
+        case DType::TQ2_0:
+            return {64};
+        default:
+            return {0};
     }
 }
 
@@ -98,9 +181,10 @@ void fill(DType dtype, unsigned char* row, int64_t k, float size) {
             std::memcpy(block, &x, sizeof x);
         else if (dtype == DType::BF16)
             put(block, to_bf16(x));
+        else if (dtype == DType::MXFP4)
+            block[0] = uint8_t(128 + std::ilogb(size) - int(rng() % 8));
         else
-            put(block + (dtype == DType::Q6_K ? 208 : 0), to_f16(x));
-        if (dtype == DType::Q4_K) put(block + 2, to_f16(normal() * size));
+            for (const int at : halves(dtype)) put(block + at, to_f16(normal() * size));
     }
 }
 
@@ -167,7 +251,7 @@ void compare(const Case& c, const Matrix& x, const Matrix& w, const Tensor& bias
 
 void run(const Device& device, const Case& c) {
     const size_t block = size_t(dtype_info(c.dtype).block_bytes), word = c.uneven ? 4 : 0;
-    const size_t even = c.uneven ? (c.dtype == DType::F32 || c.dtype == DType::Q4_K ? 4 : 2) : 0;
+    const size_t even = c.uneven ? std::min<size_t>(block & -block, 4) : 0;
     const Matrix x(DType::F32, c.tokens, int64_t(c.k) * c.heads, word, 3 * word);
     const Matrix w(c.dtype, int64_t(c.m) * c.heads, c.k, even, c.uneven ? block : 0);
     const Matrix out(DType::F32, c.tokens, int64_t(c.m) * c.heads, word, 5 * word);
@@ -267,8 +351,12 @@ int main() {
     device.processors = 3;
     device.shared_bytes = size_t(99) << 10;
     check(cudaStreamCreate(&device.stream), "cudaStreamCreate");
-    for (const DType dtype :
-         {DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q6_K}) {
+    for (const DType dtype : kTypes) {
+        if (!native(dtype)) {
+            std::fprintf(stderr, "type %s is not multiplied as it is stored\n", dtype_info(dtype).name);
+            ++failures;
+            continue;
+        }
         const int block = dtype_info(dtype).block;
         const int k = block == 1 ? 333 : block == 32 ? 352 : 768;
         for (const int tokens : {1, 2, 3, 5, 8, 9, 17, 64, 130}) {
@@ -279,9 +367,11 @@ int main() {
         }
         for (const int tokens : {1, 5, 40, 70})
             run(device, {.dtype = dtype, .tokens = tokens, .m = 24, .k = k, .heads = 3, .wild = true});
-        if (block > 1)  // Q6_K: 3000 * 128 * 32 is far beyond f16
+        if (block > 1) {  // Q6_K: 3000 * 128 * 32 is far beyond f16
+            const float size = dtype == DType::MXFP4 ? 0x1p40f : 3000;
             for (const int tokens : {4, 12})
-                run(device, {.dtype = dtype, .tokens = tokens, .m = 40, .k = 512, .size = 3000});
+                run(device, {.dtype = dtype, .tokens = tokens, .m = 40, .k = 512, .size = size});
+        }
         for (int odd = 1; block == 1 && odd < 140; odd += 31) {
             run(device, {.dtype = dtype, .tokens = 2, .m = 18, .k = odd, .uneven = true});
             run(device, {.dtype = dtype, .tokens = 11, .m = 18, .k = odd, .uneven = true});

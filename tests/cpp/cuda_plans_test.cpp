@@ -124,7 +124,8 @@ int passes(const Device& device, DType dtype, int tokens) {
 
 void weight_row(const Device& device) {
     std::printf("%-12s weights are read by up to 8 tokens:", device.name.c_str());
-    for (const DType dtype : {DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q6_K}) {
+    for (const DType dtype : {DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K,
+                              DType::Q2_K, DType::MXFP4}) {
         int most = 0;
         for (int tokens = 1; tokens <= 8; ++tokens) most = std::max(most, passes(device, dtype, tokens));
         std::printf("  %s %d", dtype_info(dtype).name, most);

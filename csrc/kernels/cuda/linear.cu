@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "kernels/cuda/cublas_lt.h"
 #include "kernels/cuda/kernels.h"
-#include "kernels/cuda/linear_job.cuh"
+#include "kernels/cuda/linear_weights.cuh"
 #include "kernels/cuda/norm.cuh"
 
 namespace slimrt::cuda {
@@ -26,7 +26,8 @@ struct Group {
 };
 
 void require_aligned(const Tensor& weight) {
-    const size_t unit = weight.dtype == DType::F32 || weight.dtype == DType::Q4_K ? 4 : 2;
+    size_t unit = sizeof(float);
+    with_weight(weight.dtype, [&](auto w) { unit = w.kUnit; });
     if (reinterpret_cast<uintptr_t>(weight.data) % unit == 0 && weight.stride % unit == 0) return;
     fail(ErrorCode::argument, "a ", dtype_info(weight.dtype).name,
          " weight must have its rows at multiples of ", unit, " bytes");
@@ -128,18 +129,7 @@ bool multiply_by_lt(const Device& device, const Group& group, const Rounded& x, 
 }  // namespace
 
 bool native(DType dtype) {
-    switch (dtype) {
-        case DType::F32:
-        case DType::F16:
-        case DType::BF16:
-        case DType::Q8_0:
-        case DType::Q4_0:
-        case DType::Q4_K:
-        case DType::Q6_K:
-            return true;
-        default:
-            return false;
-    }
+    return dtype == DType::F32 || with_weight(dtype, [](auto) {});
 }
 
 size_t linear_workspace(const Device& device, Tensor x, int n_heads, std::span<const Product> products) {

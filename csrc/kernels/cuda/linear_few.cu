@@ -25,8 +25,10 @@ namespace {
 constexpr int kChains = 8;
 constexpr int kTop = 9;  // exponent that the largest magnitude gets: sums of 32 fit f16 then
 
+/// Bytes: high parts, low parts, sums of groups; 32 or 96 more than a multiple of 128, so that reads of eight
+/// tokens meet all banks.
 template <class W>
-constexpr int kTokenSpace = 4 * W::kChunk + 32;  // bytes: high parts, low parts, sums of groups
+constexpr int kTokenSpace = 4 * W::kChunk + (W::kMins && W::kScales > 8 ? 96 : 32);
 
 /// The rows of the weight that a block takes; of a gate, part 0, and what it gates, part 1, half of each.
 template <class W, int kRows, bool kGated>
@@ -57,18 +59,21 @@ template <class W, int kTiles>
 struct Layout {
     static constexpr int kRows = 16 * kTiles;
     static constexpr int kScaleAt = kRows * kRowSpace<W>;                // [kScales, kRows]
-    static constexpr int kMinimaAt = kScaleAt + 4 * W::kScales * kRows;  // [kRows, 8 f16], [kRows] factors
-    static constexpr int kInverseAt = kMinimaAt + (W::kMins ? 20 * kRows : 0);
+    static constexpr int kMinimaAt = kScaleAt + 4 * W::kScales * kRows;  // [kRows, kScales f16]
+    static constexpr int kFactorAt = kMinimaAt + (W::kMins ? 2 * W::kScales * kRows : 0);
+    static constexpr int kInverseAt = kFactorAt + (W::kMins ? 4 * kRows : 0);
     static constexpr int kTokensAt = kInverseAt + 4 * kFewTokens;
     __host__ __device__ static constexpr int bytes(int tokens) { return kTokensAt + tokens * kTokenSpace<W>; }
 };
 
-/// Adds both numbers up over each eight lanes; the sum of a is in their lanes 0 to 3, that of b in 4 to 7.
-__device__ float sum_of_eight(float a, float b, int lane) {
-    const bool upper = lane & 4;
-    float sum = (upper ? b : a) + __shfl_xor_sync(0xffffffff, upper ? a : b, 4);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    return sum + __shfl_xor_sync(0xffffffff, sum, 1);
+/// Adds both numbers up over each `lanes` lanes; the sum of a is in their lower half, that of b in the upper.
+template <int lanes>
+__device__ float sum_of_lanes(float a, float b, int lane) {
+    const bool upper = lane & lanes / 2;
+    float sum = (upper ? b : a) + __shfl_xor_sync(0xffffffff, upper ? a : b, lanes / 2);
+#pragma unroll
+    for (int bits = lanes / 4; bits; bits /= 2) sum += __shfl_xor_sync(0xffffffff, sum, bits);
+    return sum;
 }
 
 /// Four numbers as two words in the order in which codes come.
@@ -130,12 +135,14 @@ __device__ float split_floats(unsigned char* to, const float* from, int k, int l
     }
     if constexpr (W::kMins) {
         const auto four = [&](int i) { return (v[i][0] + v[i][1]) + (v[i][2] + v[i][3]); };
-        const float sum = sum_of_eight(four(0), four(1), lane);
-        uint16_t* const out = reinterpret_cast<uint16_t*>(to + 4 * W::kChunk) + lane / 4 % 2 * 4 + lane / 8;
+        constexpr int kLanes = W::kChunk / W::kScales / 4, kHalf = kLanes / 2;  // of a group
+        const float sum = sum_of_lanes<kLanes>(four(0), four(1), lane);
+        uint16_t* const out = reinterpret_cast<uint16_t*>(to + 4 * W::kChunk) +
+                              lane / kHalf % 2 * W::kScales / 2 + lane / kLanes;
         const uint16_t high = to_f16(sum);
-        if (lane % 4 == 0) {
+        if (lane % kHalf == 0) {
             out[0] = high;
-            out[8] = to_f16(finite ? sum - from_f16(high) : 0.0f);
+            out[W::kScales] = to_f16(finite ? sum - from_f16(high) : 0.0f);
         }
     }
     return power_of_2(-shift);
@@ -151,10 +158,12 @@ __device__ void unpack_scales(unsigned char* own, const unsigned char* row, int 
     for (int i = 0; i < W::kScales; ++i)
         reinterpret_cast<float*>(own + L::kScaleAt)[i * L::kRows + index] = scale[i];
     if constexpr (W::kMins) {
-        uint4 codes;
-        const float factor = W::minima(row, codes);
-        reinterpret_cast<uint4*>(own + L::kMinimaAt)[index] = codes;
-        reinterpret_cast<float*>(own + L::kMinimaAt + 16 * L::kRows)[index] = factor;
+        constexpr int kWords = W::kScales / 2;
+        uint32_t codes[kWords];
+        reinterpret_cast<float*>(own + L::kFactorAt)[index] = W::minima(row, codes);
+        uint4* const out = reinterpret_cast<uint4*>(own + L::kMinimaAt) + index * kWords / 4;
+#pragma unroll
+        for (int i = 0; i < kWords; i += 4) out[i / 4] = {codes[i], codes[i + 1], codes[i + 2], codes[i + 3]};
     }
 }
 
@@ -194,17 +203,21 @@ struct Chunk {
         return reinterpret_cast<const float*>(own + L::kScaleAt) + i * L::kRows;
     }
 
-    /// The minima's share: codes of groups times the sums of x, high parts and low parts side by side.
+    /// The minima's share: codes of groups times the sums of x, of eight groups high parts and low parts side
+    /// by side, of sixteen one after the other.
     __device__ void fold_minima(Sums<kTiles>& sums) const {
-        const uint32_t* const codes = reinterpret_cast<const uint32_t*>(own + L::kMinimaAt);
-        const float* const factors = reinterpret_cast<const float*>(own + L::kMinimaAt + 16 * L::kRows);
+        constexpr int kWords = W::kScales / 2, kNext = kWords - 4;
+        const uint32_t* const codes = reinterpret_cast<const uint32_t*>(own + L::kMinimaAt) + member;
+        const float* const factors = reinterpret_cast<const float*>(own + L::kFactorAt);
         const uint32_t* const x = reinterpret_cast<const uint32_t*>(token + 4 * W::kChunk) + member;
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-            const uint32_t upper = codes[(16 * t + group) * 4 + member];
-            const uint32_t lower = codes[(16 * t + group + 8) * 4 + member];
+            const uint32_t* const upper = codes + (16 * t + group) * kWords;
+            const uint32_t* const lower = upper + 8 * kWords;
+            const uint32_t a[4] = {upper[0], lower[0], upper[kNext], lower[kNext]};
             float d[4];
-            multiply_f16(d, {upper, lower, upper, lower}, x[0], x[4]);
+            multiply_f16(d, a, x[0], x[4]);
+            if constexpr (kNext > 0) multiply_add_f16(d, a, x[kWords], x[kWords + 4]);
             for (float& sum : d) sum = -sum;
             fold(sums[t], d, factors, t);
         }
@@ -389,20 +402,15 @@ bool start_coded(const Device& device, const Job& job, const After& after) {
 }  // namespace
 
 bool few_tokens(const Device& device, DType dtype, const Job& job, const After& after) {
-    switch (dtype) {
-        case DType::F16:
-            return start<PlainWeight, 1, 8>(device, job, after);
-        case DType::BF16:
-            return start<BrainWeight, 1, 8>(device, job, after);
-        case DType::Q8_0:
-            return start_coded<Q8_0Weight>(device, job, after);
-        case DType::Q4_0:
-            return start_coded<Q4_0Weight>(device, job, after);
-        case DType::Q4_K:
-            return start_coded<Q4_KWeight>(device, job, after);
-        default:
-            return start_coded<Q6_KWeight>(device, job, after);
-    }
+    bool started = false;
+    with_weight(dtype, [&](auto w) {
+        using W = decltype(w);
+        if constexpr (W::kScales > 0)
+            started = start_coded<W>(device, job, after);
+        else
+            started = start<W, 1, 8>(device, job, after);
+    });
+    return started;
 }
 
 }  // namespace slimrt::cuda
