@@ -136,7 +136,7 @@ def test_capped_scores_and_sinks(name, mode, how, dtype, convert, tmp_path):
     ],
 )
 def test_types_of_weights(stored, mode, tmp_path):
-    """As the CPU multiplies their values in float32: few tokens, since many are rounded to 16 bits. A plan counts what a
+    """As the CPU multiplies their values in float32; few tokens, as many are rounded to 16 bits. A plan counts what a
     file holds, or the codes and scales that TQ1_0, IQ2 and IQ3 become."""
     path = write_tiny(tmp_path / "stored.gguf", d=256, d_ff=256, stored=stored)
     values = write_tiny(tmp_path / "values.gguf", d=256, d_ff=256, stored=stored, dequantised=True)
