@@ -39,7 +39,7 @@ __device__ inline uint2 codes_of_nibbles(uint32_t bytes, bool high, uint32_t off
 /// What is added to 1024 + code for code - n.
 __host__ __device__ constexpr uint32_t less(uint32_t n) { return (0xe400 + n) * 0x10001; }
 
-__device__ inline uint32_t nibbles(uint32_t bytes, bool high) { return bytes >> 4 * high & 0x0f0f0f0f; }
+__device__ inline uint32_t nibbles(uint32_t bytes, int high) { return bytes >> high * 4 & 0x0f0f0f0f; }
 /// The low four bits, one to a byte.
 __device__ inline uint32_t bits_to_bytes(uint32_t bits) { return (bits & 15) * 0x00204081 & 0x01010101; }
 
@@ -57,7 +57,7 @@ __device__ inline uint2 looked_up(uint32_t bytes, bool high) {
 
 /// What the types share; a block's bytes say at which multiples rows and blocks begin. codes(): of four lanes
 /// `member`. scales(): one for each 32 or 16 elements. minima(), of kMins: as many, as f16; what is returned
-/// times them is subtracted. kLargest: of magnitudes of codes.
+/// times them is subtracted. kLargest: of magnitudes of codes; kLargestMinimum: of minima(), 0 if any number.
 template <int block, int bytes>
 struct CodedWeight {
     static constexpr int kChunk = 256, kChunkBytes = 256 / block * bytes;
@@ -82,6 +82,7 @@ struct SmallBlocks : CodedWeight<32, bytes> {
 template <int bytes>
 struct RaisedBlocks : SmallBlocks<bytes> {
     static constexpr bool kMins = true;
+    static constexpr float kLargestMinimum = 0;
     static __device__ float minima(const unsigned char* row, uint32_t (&codes)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -116,7 +117,7 @@ struct Q4_1Weight : RaisedBlocks<20> {
 template <class Blocks>
 __device__ inline uint32_t five_bits(const unsigned char* nibbles_at, int s, int member) {
     const uint32_t fifth = bits_to_bytes(Blocks::word(nibbles_at - 4) >> (16 * s + 4 * member));
-    return nibbles(Blocks::word(nibbles_at + 4 * member), s == 1) | fifth << 4;
+    return nibbles(Blocks::word(nibbles_at + 4 * member), s) | fifth << 4;
 }
 struct Q5_0Weight : SmallBlocks<22> {
     static constexpr float kLargest = 16;
@@ -135,6 +136,7 @@ struct Q5_1Weight : RaisedBlocks<24> {
 template <int bytes>
 struct SixBits : CodedWeight<256, bytes> {
     static constexpr bool kMins = true;
+    static constexpr float kLargestMinimum = 63;
     static __device__ void scales(const unsigned char* row, float (&scale)[8]) {
         const uint32_t* const words = reinterpret_cast<const uint32_t*>(row);
         const uint32_t a = words[1], c = words[3];
@@ -168,7 +170,7 @@ struct Q5_KWeight : SixBits<176> {
     static __device__ uint2 codes(const unsigned char* row, int group, int s, int member) {
         const int at = 16 * s + 4 * member;
         const uint32_t fifth = word(row + 16 + at) >> group & 0x01010101;
-        const uint32_t low = nibbles(word(row + 48 + group / 2 * 32 + at), group % 2 == 1);
+        const uint32_t low = nibbles(word(row + 48 + group / 2 * 32 + at), group % 2);
         return codes_of_bytes(low | fifth << 4, less(0));
     }
 };
@@ -181,7 +183,7 @@ __device__ inline uint32_t two_bits(const unsigned char* codes, int group, int s
 struct Q2_KWeight : CodedWeight<256, 84> {  // a byte has the scale and the minimum of 16
     static constexpr int kScales = 16;
     static constexpr bool kMins = true;
-    static constexpr float kLargest = 3;
+    static constexpr float kLargest = 3, kLargestMinimum = 15;
     static __device__ uint2 codes(const unsigned char* row, int group, int s, int member) {
         return codes_of_bytes(two_bits<Q2_KWeight>(row + 16, group, s, member), less(0));
     }
@@ -193,7 +195,7 @@ struct Q2_KWeight : CodedWeight<256, 84> {  // a byte has the scale and the mini
     static __device__ float minima(const unsigned char* row, uint32_t (&codes)[8]) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const uint32_t four = nibbles(word(row + i / 2 * 4), true);
+            const uint32_t four = nibbles(word(row + i / 2 * 4), 1);
             codes[i] = add_f16x2(__byte_perm(four, 0x64646464, i % 2 ? 0x4342 : 0x4140), less(0));
         }
         return scale_at(row + 82);
@@ -212,7 +214,7 @@ struct Q3_KWeight : CodedWeight<256, 110> {
         const uint32_t upper = word(row + 104);
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
-            const uint32_t four = nibbles(word(row + 96 + i / 4 % 2 * 4), i >= 8);
+            const uint32_t four = nibbles(word(row + 96 + i / 4 % 2 * 4), i / 8);
             const uint32_t six = four | (upper >> i / 4 * 2 & 0x03030303) << 4;
             scale[i] = d * float(int(six >> i % 4 * 8 & 255) - 32);
         }
@@ -224,7 +226,7 @@ struct Q6_KWeight : CodedWeight<256, 210> {
     static constexpr float kLargest = 32;
     static __device__ uint2 codes(const unsigned char* row, int group, int s, int member) {
         const int half = group / 4, part = group % 4, at = 16 * s + 4 * member;
-        const uint32_t low = nibbles(word(row + half * 64 + part % 2 * 32 + at), part / 2 == 1);
+        const uint32_t low = nibbles(word(row + half * 64 + part % 2 * 32 + at), part / 2);
         const uint32_t high = word(row + 128 + half * 32 + at) >> part * 2 & 0x03030303;
         return codes_of_bytes(low | high << 4, less(32));
     }

@@ -5,8 +5,8 @@
 // of 64: x arrives by copies in the background, a step ahead; the weight's bytes a chunk (128 or 256 of k)
 // ahead, and before each step its part of them is unpacked to f16: scale * code - minimum in f32, rounded
 // once. Where a scale is so large that f16 might not hold a weight, the block starts over with all weights
-// times a power of two. Where tiles are too few for the device, k is dealt out to several blocks, whose sums
-// a last kernel adds in order.
+// times 2^-13. Where tiles are too few for the device, k is dealt out to several blocks, whose sums a last
+// kernel adds in order.
 #include <algorithm>
 
 #include "kernels/cuda/linear_weights.cuh"
@@ -19,6 +19,7 @@ constexpr int kThreads = 256;
 constexpr int kRows = 64;                // of the weight
 constexpr int kSpace = kStep + 8;        // halves between rows of a step: reads of eight rows meet all banks
 constexpr int kFewer = 32, kMore = 128;  // tokens of a tile
+constexpr int kShift = 13;               // Q6_K: 65504 * 128 * 32 * 2^-13 is below 65504; MXFP4: 2^29 is
 constexpr int kSplits = 16, kMinPart = 512;  // of k
 
 /// Scratch of one block, in bytes from the beginning of its shared memory.
@@ -28,8 +29,8 @@ struct Layout {
     static constexpr int kWeightAt = 2 * kXBytes;
     static constexpr int kStagedAt = kWeightAt + kRows * kSpace * 2;
     static constexpr int kScaleAt = kStagedAt + 2 * kStaged;
-    static constexpr int kExponentAt = kScaleAt + 4 * W::kScales * (1 + W::kMins) * kRows;
-    static constexpr int kPlacesAt = kExponentAt + 16;  // of the tile's tokens, see Share::place()
+    static constexpr int kFlagAt = kScaleAt + 4 * W::kScales * (1 + W::kMins) * kRows;
+    static constexpr int kPlacesAt = kFlagAt + 16;  // of the tile's tokens, see Share::place()
     static constexpr int kBytes = kPlacesAt + 4 * kTokens;
 };
 
@@ -80,11 +81,10 @@ __device__ void stage_x(unsigned char* to, const Rounded& x, const int* places, 
     }
 }
 
-/// The scales, and minima, of a staged chunk, times `factor`; `exponent` becomes that of the largest number
-/// that a weight could be, where that exceeds f16.
+/// The scales, and minima, of a staged chunk, times `factor`; raises the flag if a weight could exceed f16.
 template <class W>
 __device__ void unpack_scales(float* to, const unsigned char* staged, const Job& job, const Tile& tile,
-                              size_t offset, float factor, int* exponent) {
+                              size_t offset, float factor, int* flag) {
     const int row = threadIdx.x;
     if (row >= min(kRows, job.parts[tile.part].rows - tile.row)) return;
     constexpr float kLargestF16 = 65504;
@@ -98,17 +98,17 @@ __device__ void unpack_scales(float* to, const unsigned char* staged, const Job&
     }
     if constexpr (W::kMins) {
         uint32_t codes[W::kScales / 2];
-        const float each = W::minima(from, codes);
-        float most = 0;
+        const float each = W::minima(from, codes) * factor;
+        float most = W::kLargestMinimum;
 #pragma unroll
         for (int i = 0; i < W::kScales; ++i) {
-            const float minimum = each * from_f16(uint16_t(codes[i / 2] >> i % 2 * 16));
-            most = fmaxf(most, fabsf(minimum));
-            to[(W::kScales + i) * kRows + row] = minimum * factor;
+            const float code = from_f16(uint16_t(codes[i / 2] >> i % 2 * 16));
+            if (W::kLargestMinimum == 0) most = fmaxf(most, fabsf(code));
+            to[(W::kScales + i) * kRows + row] = each * code;
         }
-        largest += most;
+        largest += fabsf(each) * most;
     }
-    if (largest > kLargestF16) atomicMax(exponent, exponent_of(__float_as_uint(largest)));
+    if (largest > kLargestF16) atomicExch(flag, 1);  // as others may
 }
 
 /// Step `sub` of a staged chunk as f16, 16 weights a thread.
@@ -235,7 +235,7 @@ __device__ void multiply_share(const Job& job, const Rounded& x, const Share& sh
         if (sub == 0) {
             if constexpr (W::kScales > 0) {
                 unpack_scales<W>(scales, staged_at(chunk), job, share.tile, offset, factor,
-                                 reinterpret_cast<int*>(shared + L::kExponentAt));
+                                 reinterpret_cast<int*>(shared + L::kFlagAt));
                 __syncthreads();
             }
             if (chunk + 1 < share.last) stage_chunk(chunk + 1);
@@ -268,8 +268,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     using L = Layout<W, kTokens>;
     const Share share = share_of<W>(job, kTokens);
     if (share.token >= share.end) return;
-    int* const exponent = reinterpret_cast<int*>(shared_memory() + L::kExponentAt);
-    if (threadIdx.x == 0) *exponent = 0;
+    int* const flag = reinterpret_cast<int*>(shared_memory() + L::kFlagAt);
+    if (threadIdx.x == 0) *flag = 0;
     find_places<kTokens>(reinterpret_cast<int*>(shared_memory() + L::kPlacesAt), job, share);
     __syncthreads();
     WarpTile<kTokens> warp;
@@ -277,8 +277,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     while (true) {
         warp.clear();
         multiply_share<W>(job, x, share, row_bytes, factor, warp);
-        if (W::kScales == 0 || factor != 1 || !*exponent) break;
-        factor = power_of_2(14 - *exponent);  // which leaves it below 2^15
+        if (W::kScales == 0 || factor != 1 || !*flag) break;
+        factor = power_of_2(-kShift);
     }
     const int first = column_of(job, blockIdx.y);
     warp.each([&](int t, int r, float sum) {
