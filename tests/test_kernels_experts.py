@@ -93,9 +93,16 @@ def test_experts_of_plain_types(type_name, tokens, isa):
     assert relative(call.run(isa), call.exact()) < allowed_of(type_name, tokens, isa)
 
 
+# Many tokens of an expert take the code of all types, but for how these are unpacked: a type of each kind has them.
+MANY = [(type_name, 700) for type_name in ("f16", "q8_0", "q4_k", "q6_k", "iq3_s_n")]
+
+
 @pytest.mark.parametrize("isa", DEVICES)
-@pytest.mark.parametrize("tokens", [1, 3, 64, pytest.param(700, marks=pytest.mark.slow_emulated)])
-@pytest.mark.parametrize("type_name", ["f16", *NATIVE])
+@pytest.mark.parametrize(
+    "type_name, tokens",
+    [(type_name, tokens) for type_name in ("f16", *NATIVE) for tokens in (1, 3, 64)]
+    + [pytest.param(*one, marks=pytest.mark.slow_emulated) for one in MANY],
+)
 def test_experts_are_what_products_of_each_one_are(type_name, tokens, isa):
     if (isa, type_name) in UNPACKED:
         return
