@@ -118,21 +118,18 @@ Vec turned_groups(const TurnedQuery& q, CodeAt<bits> row, const float* turn, int
     return sums[0] + sums[1] + (sums[2] + sums[3]);
 }
 
-/// out[i] = q . rows[first + i] of a vector of rows, turned; those beyond the last (not `whole`) repeat it.
-template <bool whole, class Rows>
-Vec turned_dots(const TurnedQuery& q, const BlockRope& rope, const Rows& rows, int64_t first, int64_t n,
-                int64_t dim) {
+/// Lane by lane, acc[j] = q . rows[first + j], turned, of R rows.
+template <int R, class Rows>
+[[gnu::always_inline]] inline void turned_rows(const TurnedQuery& q, const BlockRope& rope, const Rows& rows,
+                                               int64_t first, int64_t dim, Vec* acc) {
     const int64_t pairs = rope.n_rot / 2;
-    const auto row_of = [&](int64_t j) { return whole || first + j < n ? first + j : n - 1; };
-    Vec acc[lanes];
-    for (Vec& sum : acc) sum = splat(0);
+    const float* const turns = rope.turns + first * rope.n_rot;
+    for (int j = 0; j < R; ++j) acc[j] = splat(0);
     int64_t i = 0;
     if constexpr (loads_groups && is_codes<Rows>) {
         if (!rope.interleaved && pairs % StoredFew<4>::kGroup == 0) {
-            for (int j = 0; j < lanes; ++j) {
-                const float* const turn = rope.turns + row_of(j) * rope.n_rot;
-                acc[j] = turned_groups(q, rows.row(row_of(j)), turn, pairs);
-            }
+            for (int j = 0; j < R; ++j)
+                acc[j] = turned_groups(q, rows.row(first + j), turns + j * rope.n_rot, pairs);
             i = pairs;
         }
     }
@@ -140,10 +137,10 @@ Vec turned_dots(const TurnedQuery& q, const BlockRope& rope, const Rows& rows, i
         const Vec cos_a = load(q.cos_a + i), cos_b = load(q.cos_b + i), cos_min = load(q.cos_min + i);
         const Vec sin_a = load(q.sin_a + i), sin_b = load(q.sin_b + i), sin_min = load(q.sin_min + i);
 #pragma GCC unroll 16
-        for (int j = 0; j < lanes; ++j) {
-            const float* const turn = rope.turns + row_of(j) * rope.n_rot + i;
+        for (int j = 0; j < R; ++j) {
+            const float* const turn = turns + j * rope.n_rot + i;
             Vec a, b;
-            load_pairs(rows.row(row_of(j)), rope, i, &a, &b);
+            load_pairs(rows.row(first + j), rope, i, &a, &b);
             const Vec beside_cos = fma(cos_a, a, fma(cos_b, b, cos_min));
             const Vec beside_sin = fma(sin_a, a, fma(sin_b, b, sin_min));
             acc[j] = fma(load(turn), beside_cos, fma(load(turn + pairs), beside_sin, acc[j]));
@@ -151,7 +148,23 @@ Vec turned_dots(const TurnedQuery& q, const BlockRope& rope, const Rows& rows, i
     }
     for (int64_t c = rope.n_rot; c < dim; c += lanes)
 #pragma GCC unroll 16
-        for (int j = 0; j < lanes; ++j) acc[j] = fma(load(q.rest + c), load(rows.row(row_of(j)) + c), acc[j]);
+        for (int j = 0; j < R; ++j) acc[j] = fma(load(q.rest + c), load(rows.row(first + j) + c), acc[j]);
+}
+
+/// out[i] = q . rows[first + i], turned, of n rows, at most a vector of them; the last ones of a text one by
+/// one.
+template <class Rows>
+Vec turned_dots(const TurnedQuery& q, const BlockRope& rope, const Rows& rows, int64_t first, int64_t n,
+                int64_t dim) {
+    Vec acc[lanes];
+    if (n == lanes) {
+        turned_rows<lanes>(q, rope, rows, first, dim, acc);
+    } else {
+        for (int64_t j = 0; j < lanes; ++j) {
+            acc[j] = splat(0);
+            if (j < n) turned_rows<1>(q, rope, rows, first + j, dim, acc + j);
+        }
+    }
     return sums(acc) + splat(q.rest_min);
 }
 
@@ -181,9 +194,8 @@ void score_turned(const BlockAttention& b, const float* q, int64_t n_q, const He
         for (int64_t i = 0; i < b.n; i += lanes) {
             const int64_t left = b.n - i;
             if (m == 0) next.some(static_cast<int64_t>(b.k.head_stride) / kBlockTokens * lanes);
-            const Vec sums = left < lanes ? turned_dots<false>(turned, b.rope, head.rows, i, b.n, dim)
-                                          : turned_dots<true>(turned, b.rope, head.rows, i, b.n, dim);
-            const Vec dots = sums * splat(b.scale);
+            const int64_t some = left < lanes ? left : lanes;
+            const Vec dots = turned_dots(turned, b.rope, head.rows, i, some, dim) * splat(b.scale);
             left < lanes ? store_part(s + m * kBlockTokens + i, dots, left)
                          : store(s + m * kBlockTokens + i, dots);
         }

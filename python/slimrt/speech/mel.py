@@ -40,9 +40,12 @@ def log_mel(samples: Samples, n_mels: int, padding: int = 0) -> Mel:
         return np.zeros((0, n_mels), np.float32)
     length = max(len(samples) + padding, WINDOW // 2 + 1)
     window, filters = _hann(), mel_filters(n_mels).T
-    result = np.empty((n_frames, n_mels), np.float32)
-    for start in range(0, n_frames, _CHUNK):
-        stop = min(start + _CHUNK, n_frames)
+    result = np.full((n_frames, n_mels), np.log10(np.float32(_LOWEST)), np.float32)
+    heard = n_frames  # those behind hold the padding alone, unless the end of the sound is mirrored into it
+    if padding > 2 * WINDOW:
+        heard = min(-(-(len(samples) + WINDOW // 2) // HOP), n_frames)
+    for start in range(0, heard, _CHUNK):
+        stop = min(start + _CHUNK, heard)
         part = _mirrored(samples, length, start * HOP - WINDOW // 2, (stop - 1) * HOP + WINDOW // 2)
         frames = np.lib.stride_tricks.sliding_window_view(part, WINDOW)[::HOP]
         spectrum = np.fft.rfft(frames * window)
