@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import gguf
+import machine
 import numpy as np
 
 from slimrt import _core
@@ -101,7 +102,7 @@ def main() -> None:
             )
             sys.stdout.flush()
     if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        args.json.write_text(json.dumps(machine.describe() | {"rows": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import json
 from pathlib import Path
 from statistics import median
 
+import machine
 import numpy as np
 
 from slimrt import _core
@@ -126,7 +127,7 @@ def main() -> None:
                         }
                     )  # fmt: skip
     if args.json:
-        print(json.dumps({"device": _core.cpu_info()["isa"], "threads": args.threads, "rows": rows}, indent=2))
+        print(json.dumps(machine.describe() | {"threads": args.threads, "rows": rows}, indent=1))
         return
     for row in rows:
         print("  ".join(f"{value:10.3f}" if isinstance(value, float) else f"{value:>26}" for value in row.values()))
