@@ -34,8 +34,8 @@ double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Nanoseconds of this thread alone, which has its share of all work: the kernel brings a process's time up to
-/// date for the thread that asks, and for others that run at a tick, which is longer than a turn.
+/// Nanoseconds of this thread alone, which has its share of all work: the kernel brings a process's time up
+/// to date for the thread that asks, and for others that run at a tick, which is longer than a turn.
 int64_t cpu_time() {
     timespec now{};
     ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);

@@ -156,8 +156,11 @@ def attention_rates(kinds: Iterable[Decoding], n_threads: int = 0) -> dict[Decod
     known = _of_threads(isa, n_threads).get("attention", {})
     wanted = list(dict.fromkeys(kinds))
     if not all(str(kind) in known for kind in wanted):
+        if not os.environ.get(_ENVIRONMENT):
+            _follow(["rows"], n_threads, isa)  # as engines will
         turns = [{str(kind): _per_row(kind, isa, n_threads) for kind in wanted} for _ in range(_TURNS)]
         known = {name: median(turn[name] for turn in turns) for name in turns[0]}
+        core.set_access("usual")
         _keep(isa, n_threads, {"attention": known})
     return {kind: known[str(kind)] for kind in wanted}
 
@@ -191,6 +194,10 @@ def follow(weights: Mapping[str, int], n_threads: int, *, isa: str = "") -> dict
         return {}
     least = core.cpu_info()["cache_bytes"] // 2
     kinds = [kind for kind in core.cpu_info()["access_kinds"] if kind == "rows" or weights.get(kind, 0) > least]
+    return _follow(kinds, n_threads, isa)
+
+
+def _follow(kinds: Iterable[str], n_threads: int, isa: str) -> dict[str, Tuned]:
     found = {kind: one for kind, one in tuned(kinds, n_threads, isa=isa).items() if one.gain > 1}
     if found:
         core.set_access(",".join(f"{kind}={one.best}" for kind, one in found.items()))
