@@ -16,6 +16,8 @@ import argparse
 import json
 from statistics import median
 
+import machine
+
 from slimrt import _core
 
 # query heads, KV heads, head_dim
@@ -64,6 +66,7 @@ def measure(args: argparse.Namespace, shape: str, mode: str, type_name: str, tok
 
 def main() -> None:
     args = arguments()
+    access = machine.access_rows_as_measured(args.threads)
     cells = [
         (shape, mode, t, n, scores)
         for shape in args.shapes
@@ -92,7 +95,8 @@ def main() -> None:
             }
         )  # fmt: skip
     if args.json:
-        print(json.dumps(rows, indent=2))
+        said = {"threads": args.threads, "access": access, "residual": args.residual}
+        print(json.dumps(machine.describe() | said | {"rows": rows}, indent=1))
         return
     print("  ".join(f"{name:>12}" for name in rows[0]))
     for row in rows:
