@@ -23,6 +23,7 @@ from slimrt import _core
 # query heads, KV heads, head_dim
 SHAPES = {
     "mha-64": (32, 32, 64), "mha-96": (32, 32, 96), "mha-128": (32, 32, 128), "mha12-64": (12, 12, 64),
+    "mha8-64": (8, 8, 64),
     "gqa-128": (32, 8, 128),
 }  # fmt: skip
 MODES = ("kv", "k", "k+r")  # whose rows are read; k and k+r up to U, whole rows by weights, before W_KV
