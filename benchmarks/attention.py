@@ -16,11 +16,14 @@ import argparse
 import json
 from statistics import median
 
+import machine
+
 from slimrt import _core
 
 # query heads, KV heads, head_dim
 SHAPES = {
     "mha-64": (32, 32, 64), "mha-96": (32, 32, 96), "mha-128": (32, 32, 128), "mha12-64": (12, 12, 64),
+    "mha8-64": (8, 8, 64),
     "gqa-128": (32, 8, 128),
 }  # fmt: skip
 MODES = ("kv", "k", "k+r")  # whose rows are read; k and k+r up to U, whole rows by weights, before W_KV
@@ -31,7 +34,11 @@ TYPES = ("f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4")
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["mha-64", "mha-128", "gqa-128"])
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["kv"], help="k+r: a residual of 1/8 of the width")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["kv"], help="k+r: with a residual")
+    parser.add_argument(
+        "--residual", default="/8", metavar="[TYPE]/PART",
+        help="of k+r, of the rows' type if no other, such a part as wide (default: /8; as converted for q8: q4/4)",
+    )  # fmt: skip
     parser.add_argument("--types", nargs="+", choices=TYPES, default=["f16", "q8"])
     parser.add_argument("--scores", nargs="+", choices=SCORES, default=["plain"])
     parser.add_argument("--tokens", type=int, nargs="+", default=[32768], help="cached, of each sequence")
@@ -48,9 +55,10 @@ def arguments() -> argparse.Namespace:
 
 def measure(args: argparse.Namespace, shape: str, mode: str, type_name: str, tokens: int, scores: str) -> dict:
     _, kv_heads, head_dim = SHAPES[shape]
-    rank = kv_heads * head_dim // 8 if mode == "k+r" else 0
+    residual, _, part = args.residual.partition("/")
+    rank, rest = (kv_heads * head_dim // int(part), residual or type_name) if mode == "k+r" else (0, type_name)
     seconds, size, skipped = _core.ops.time_attention(
-        *SHAPES[shape], type_name, type_name, tokens, args.sequences, args.sharpness, args.sparse_threshold,
+        *SHAPES[shape], type_name, rest, tokens, args.sequences, args.sharpness, args.sparse_threshold,
         args.repetitions, absorbed=mode != "kv", isa=args.isa, n_threads=args.threads, rank=rank, **SCORES[scores],
     )  # fmt: skip
     control = _core.read_bandwidth(args.threads)
@@ -59,6 +67,7 @@ def measure(args: argparse.Namespace, shape: str, mode: str, type_name: str, tok
 
 def main() -> None:
     args = arguments()
+    access = machine.access_rows_as_measured(args.threads)
     cells = [
         (shape, mode, t, n, scores)
         for shape in args.shapes
@@ -87,7 +96,8 @@ def main() -> None:
             }
         )  # fmt: skip
     if args.json:
-        print(json.dumps(rows, indent=2))
+        said = {"threads": args.threads, "access": access, "residual": args.residual}
+        print(json.dumps(machine.describe() | said | {"rows": rows}, indent=1))
         return
     print("  ".join(f"{name:>12}" for name in rows[0]))
     for row in rows:

@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import converted
 import engines
 import machine
 import models
@@ -72,19 +73,21 @@ def contestants(cell: Cell, args: argparse.Namespace, folder: Path) -> Iterator[
     """Every engine and setting that has a turn in a cell."""
     path = str(models.make(cell.shape, cell.weights))
     n_ctx = cell.filled + (PREFILL if cell.test == "prefill" else args.steps + 1)
-    load = engines.Load(path, cell.shape, n_ctx, cell.n_seqs, args.threads)
-    found: list[tuple[str, dict[str, Any]]] = []
+    found: list[tuple[str, dict[str, Any], str]] = []
     for one in args.slimrt:
-        mode, _, type = one.partition(":")
-        found.append(("slimrt", {"cache": mode, "type": type or "f16"}))
+        cache = converted.Cache.of(one, cell.shape)
+        residual = {"rank": cache.rank, "residual_type": cache.residual_type} if cache.rank else {}
+        folded = str(models.make(cell.shape, cell.weights, cache=cache))
+        found.append(("slimrt", {"cache": cache.mode, "type": cache.type, **residual}, folded))
     for type in args.rival if importlib.util.find_spec("llama_cpp") else ():
         for flash in (True,) if type == "q8_0" else (False, True):  # V of q8_0 needs flash attention
             for unified in (False, True) if cell.n_seqs > 1 else (True,):
                 for n_ubatch in args.ubatch:
                     settings = {"type": type, "flash": flash, "n_ubatch": n_ubatch, "unified": unified}
-                    found.append(("llama.cpp", settings | {"repack": not args.no_repack}))
-    for i, (engine, settings) in enumerate(found):
+                    found.append(("llama.cpp", settings | {"repack": not args.no_repack}, path))
+    for i, (engine, settings, file) in enumerate(found):
         name = report.contestant_name(engine, settings, several=cell.n_seqs > 1)
+        load = engines.Load(file, cell.shape, n_ctx, cell.n_seqs, args.threads)
         base = folder / f"{i}.npy" if cell.filled else None
         yield Contestant(name, engine, settings, replace(load, base=base))
         if cell.test == "tiling":
@@ -260,7 +263,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="+", choices=sorted(models.SHAPES), default=["smollm2-1.7b"])
     parser.add_argument("--weights", nargs="+", choices=sorted(models.WEIGHTS), default=["q8_0"])
     parser.add_argument("--tests", nargs="+", type=parse_test, default=[("decode", 0)], metavar="TEST@DEPTH")
-    parser.add_argument("--slimrt", nargs="*", default=["kv:f16"], metavar="MODE:TYPE", help="cache modes and types")
+    parser.add_argument("--slimrt", nargs="*", default=["kv:f16"], metavar="MODE:TYPE[:RESIDUAL/PART]", help="caches")
     parser.add_argument("--rival", nargs="*", default=["f16", "bf16", "q8_0"], help="llama.cpp's types of K and V")
     parser.add_argument("--ubatch", nargs="+", type=int, default=[512], help="llama.cpp's tokens of one graph")
     parser.add_argument("--no-repack", action="store_true", help="llama.cpp reads its weights in place")

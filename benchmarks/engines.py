@@ -59,12 +59,13 @@ def prompt(n: int, seed: int = 1) -> list[int]:
 
 
 class Slimrt:
-    """settings: cache (mode), type."""
+    """settings: cache (mode), type, rank and residual_type (of k+r); the file has what the mode needs."""
 
     def __init__(self, load: Load, settings: dict[str, Any]):
         from slimrt import core, machine
 
-        mode, type = settings["cache"], settings["type"]
+        type = settings["type"]
+        residual = {key: settings[key] for key in ("rank", "residual_type") if settings.get(key)}
         self._load = load
         file = core.GgufFile(load.path)
         machine.follow(machine.bytes_by_type(file), load.n_threads)  # as slimrt.Model does
@@ -73,11 +74,10 @@ class Slimrt:
             n_ctx=load.n_ctx,
             n_seqs=load.n_seqs,
             n_threads=load.n_threads,
-            cache=mode,
+            cache=settings["cache"],
             cache_type_k=type,
             cache_type_v=type,
-            derived=random_fold(load.shape, mode),
-            **({"rank": residual_rank(load.shape), "residual_type": "q8"} if mode == "k+r" else {}),
+            **residual,
         )
         machine.use_huge_pages(file, load.n_threads)
         self.cache_bytes = float(self._engine.memory()["cache_bytes_per_token"])
@@ -113,36 +113,6 @@ class Slimrt:
 
     def close(self) -> None:
         del self._engine
-
-
-def residual_rank(shape: models.Shape) -> int:
-    return shape.kv_width // 8
-
-
-def random_fold(shape: models.Shape, mode: str) -> dict[str, NDArray[np.float32]] | None:
-    """What modes k, k+r and lowrank want of every layer: random, speed does not depend on its values. In float32: a
-    converted file has that of k+r beside q8 in float16, half the bytes."""
-    rank, width, latent = (
-        residual_rank(shape),
-        shape.kv_width,
-        min(4, shape.n_kv_heads) * shape.d_model // shape.n_heads,
-    )
-    sizes = {
-        "k": {"attn_kv.weight": (width, width)},
-        "k+r": {
-            "attn_kr_v.weight": (width, width),
-            "attn_kr_x.weight": (rank, shape.d_model),
-            "attn_kr_k.weight": (rank, width),
-            "attn_kr_out.weight": (width, rank),
-        },
-        "lowrank": {"attn_v_latent.weight": (width, latent), "attn_v_expand.weight": (width, latent)},
-    }
-    random = np.random.default_rng(0)
-    made = {
-        suffix: random.standard_normal(size, np.float32) / np.float32(size[1] ** 0.5)
-        for suffix, size in sizes.get(mode, {}).items()
-    }
-    return {f"blk.{i}.{suffix}": tensor for i in range(shape.n_layers) for suffix, tensor in made.items()} or None
 
 
 class Llama:

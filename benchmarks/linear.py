@@ -3,8 +3,9 @@
     python benchmarks/linear.py --types q8_0 q4_k f16 --tokens 1 8 512 --threads 1 2
 
 Each type's matrices together are far larger than the caches and hold random codes. GB/s counts the weights' bytes once
-a product, whatever the number of tokens; GMAC/s counts multiply-adds, to be held against the dot products that the
-type's arithmetic makes in registers. Medians over interleaved turns.
+a product, whatever the number of tokens; they are accessed as is measured to be fastest for one. GMAC/s counts
+multiply-adds, to be held against the dot products that the type's arithmetic makes in registers. Medians over
+interleaved turns.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import sys
 from pathlib import Path
 
 import gguf
+import machine
 import numpy as np
 
-from slimrt import _core
+from slimrt import _core, core
+from slimrt.machine import tuned
 
 # Where a block keeps its float16 numbers; the rest may be any bits.
 HALVES = {"q4_0": (0,), "q8_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
@@ -54,9 +57,11 @@ def measure(type_name: str, args: argparse.Namespace) -> list[dict[str, object]]
     raw = weights(type_name, args.rows, args.cols, args.megabytes)
     cases = [(isa, n, t) for isa in args.isas for n in args.threads for t in (0, *args.tokens)]
     seconds: dict[tuple[str, int, int], list[float]] = {case: [] for case in cases}
+    access = {(isa, n): tuned([type_name], n, isa=isa)[type_name].best for isa, n, _ in cases}
     for _ in range(args.turns):
         for case in cases:
             isa, n_threads, tokens = case
+            core.set_access(f"{type_name}={access[isa, n_threads]}")
             # Many tokens are limited by arithmetic: few matrices tell.
             part = raw if tokens <= 16 else raw[: 2 * matrix]
             times = _core.ops.time_linear(part, type_name, args.rows, args.cols, tokens, isa, n_threads, 1)
@@ -66,6 +71,7 @@ def measure(type_name: str, args: argparse.Namespace) -> list[dict[str, object]]
         s = statistics.median(times)
         rows.append(
             {"type": type_name, "isa": isa, "threads": n_threads, "tokens": tokens, "microseconds": s * 1e6}
+            | {"access": access[isa, n_threads]}
             | {"GB/s": matrix / s / 1e9, "GMAC/s": args.rows * args.cols * tokens / s / 1e9}
             | {"least": min(times) * 1e6, "most": max(times) * 1e6}
         )
@@ -101,7 +107,7 @@ def main() -> None:
             )
             sys.stdout.flush()
     if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        args.json.write_text(json.dumps(machine.describe() | {"rows": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

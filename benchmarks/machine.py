@@ -35,6 +35,16 @@ def describe() -> dict[str, dict[str, Any]]:
     }
 
 
+def access_rows_as_measured(n_threads: int) -> str:
+    """Has cached rows accessed as slimrt.Model would on so many threads, and says how."""
+    from slimrt import core
+    from slimrt.machine import tuned
+
+    access = f"rows={tuned(['rows'], n_threads)['rows'].best}"
+    core.set_access(access)
+    return access
+
+
 def memory_gib() -> int:
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import blocks
+import converted
 import gguf
 import numpy as np
 
@@ -73,12 +74,15 @@ def folder() -> Path:
     return Path(os.environ.get("SLIMRT_BENCH_MODELS", Path(__file__).parent / "models"))
 
 
-def make(shape: Shape, weights: str = "q8_0", *, seed: int = 0, words: bool = False) -> Path:
+def make(
+    shape: Shape, weights: str = "q8_0", *, seed: int = 0, words: bool = False, cache: converted.Cache | None = None
+) -> Path:
     """The GGUF of a shape; written when it is not there yet, beside its name and then renamed.
 
-    words: with a vocabulary, which servers want.
+    words: with a vocabulary, which servers want. cache: with what it needs, as converted for it.
     """
-    path = folder() / f"{shape.name}.{weights}{'.words' * words}.gguf"
+    folded = cache.file_name if cache else ""
+    path = folder() / f"{shape.name}.{weights}{folded}{'.words' * words}.gguf"
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,6 +94,9 @@ def make(shape: Shape, weights: str = "q8_0", *, seed: int = 0, words: bool = Fa
     else:
         writer.add_tokenizer_model("no_vocab")
     layout = tensors(shape, weights)
+    if cache and folded:
+        layout |= converted.tensors(shape, cache)
+        converted.write_fields(writer, shape, cache)
     for name, (type, rows, cols) in layout.items():
         if rows:
             row = gguf.quant_shape_to_byte_shape((cols,), type)[0]

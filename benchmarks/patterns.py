@@ -15,6 +15,7 @@ import json
 from pathlib import Path
 from statistics import median
 
+import machine
 import numpy as np
 
 from slimrt import _core
@@ -105,6 +106,7 @@ def cells(args: argparse.Namespace, heads: int, dim: int, n: int, bias: np.ndarr
 
 def main() -> None:
     args = arguments()
+    access = machine.access_rows_as_measured(args.threads)
     rows = []
     for shape in args.shapes:
         heads, dim = SHAPES[shape]
@@ -126,7 +128,7 @@ def main() -> None:
                         }
                     )  # fmt: skip
     if args.json:
-        print(json.dumps({"device": _core.cpu_info()["isa"], "threads": args.threads, "rows": rows}, indent=2))
+        print(json.dumps(machine.describe() | {"threads": args.threads, "access": access, "rows": rows}, indent=1))
         return
     for row in rows:
         print("  ".join(f"{value:10.3f}" if isinstance(value, float) else f"{value:>26}" for value in row.values()))

@@ -20,7 +20,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def contestant_name(engine: str, settings: dict[str, Any], *, several: bool) -> str:
     if engine == "slimrt":
-        return f"slimrt {settings['cache']} {settings['type']}"
+        residual = f" + {settings['rank']} {settings['residual_type']}" if "rank" in settings else ""
+        return f"slimrt {settings['cache']} {settings['type']}{residual}"
     parts = [f"llama.cpp {settings['type']}", "flash" if settings["flash"] else "no flash"]
     if several:
         parts.append("one buffer" if settings["unified"] else "a buffer each")

@@ -10,11 +10,13 @@ program, not a rival.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import machine
 import numpy as np
 
 from slimrt import core
@@ -81,16 +83,22 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--scale", type=float, default=2.5, help="standard deviation of the logits (default: 2.5)")
     parser.add_argument("--model", default=str(MODEL))
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rng = np.random.default_rng(0)
     logits = (rng.standard_normal((args.rows, args.vocab)) * args.scale).astype(np.float32)
     engine = core.Engine(args.model, n_ctx=32, n_threads=args.threads)
     print(f"{args.vocab} logits; ms, median (least) of {args.turns} turns\n")
     print(f"| | one row | {args.rows} rows, {args.threads} threads | NumPy, one row |\n|---|---|---|---|")
+    found = []
     for name, options in CASES.items():
         ms = measured(contestants(options, logits, engine, rng), args.turns)
+        found.append({"case": name} | {one: {"ms": each[0], "least": each[1]} for one, each in ms.items()})
         columns = [f"{ms[one][0]:.2f} ({ms[one][1]:.2f})" if one in ms else "" for one in ("one row", "rows", "NumPy")]
         print(f"| {name} | {' | '.join(columns)} |")
+    if args.json:
+        sizes = {name: getattr(args, name) for name in ("vocab", "rows", "threads", "turns", "scale")}
+        args.json.write_text(json.dumps(machine.describe() | sizes | {"cases": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -111,6 +111,26 @@ def test_rates_are_measured_once(monkeypatch, tmp_path):
     assert machine.attention_rates(kinds[:1], 1) == {kinds[0]: found[kinds[0]]}
 
 
+@pytest.mark.unsanitized
+@pytest.mark.parametrize("said", ["", "rows=nta:64"])
+def test_rates_are_of_rows_accessed_as_engines_will(said, monkeypatch, tmp_path):
+    """As is measured to be fastest, unless the environment says it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("SLIMRT_ACCESS", said)
+    monkeypatch.setattr(machine.core, "tune", lambda *_: {"best": "t1:4160", "gain": 1.5, "read_share": 0.0})
+    seen = set()
+
+    def time_attention(*_, **__):
+        seen.add(machine.core.access().split(",")[-1])
+        return [1e-6], 0, 0
+
+    monkeypatch.setattr(machine.core.ops, "time_attention", time_attention)
+    machine.attention_rates([machine.Decoding(4, 4, 32, False, "q8", "q8")], 1)
+    assert seen == {said or "rows=t1:4160"}
+    monkeypatch.setenv("SLIMRT_ACCESS", "")
+    assert machine.core.access() == machine.core.access("usual")
+
+
 def test_weights_that_are_read_count(folded, rates):
     """W_KV and the residual's weights, at the rate of memory; W_V is not read in their place."""
     from slimrt.cache.config import CacheChoice

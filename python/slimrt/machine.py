@@ -18,7 +18,7 @@ from slimrt import core
 from slimrt.errors import WontFitError
 from slimrt.plumbing.files import cache_directory, written_beside
 
-_FORMAT = 1  # of the file; raise it when kernels access memory otherwise: what was measured before is measured again
+_FORMAT = 2  # of the file; raise it when kernels access memory otherwise: what was measured before is measured again
 _SECONDS, _SECONDS_OF_ALL = 0.2, 0.6  # of trying, for one kind at most, and for all kinds of a load together
 _ENVIRONMENT = "SLIMRT_ACCESS"
 _WORTHWHILE = 1.05
@@ -156,8 +156,11 @@ def attention_rates(kinds: Iterable[Decoding], n_threads: int = 0) -> dict[Decod
     known = _of_threads(isa, n_threads).get("attention", {})
     wanted = list(dict.fromkeys(kinds))
     if not all(str(kind) in known for kind in wanted):
+        if not os.environ.get(_ENVIRONMENT):
+            _follow(["rows"], n_threads, isa)  # as engines will
         turns = [{str(kind): _per_row(kind, isa, n_threads) for kind in wanted} for _ in range(_TURNS)]
         known = {name: median(turn[name] for turn in turns) for name in turns[0]}
+        core.set_access("usual")
         _keep(isa, n_threads, {"attention": known})
     return {kind: known[str(kind)] for kind in wanted}
 
@@ -191,6 +194,10 @@ def follow(weights: Mapping[str, int], n_threads: int, *, isa: str = "") -> dict
         return {}
     least = core.cpu_info()["cache_bytes"] // 2
     kinds = [kind for kind in core.cpu_info()["access_kinds"] if kind == "rows" or weights.get(kind, 0) > least]
+    return _follow(kinds, n_threads, isa)
+
+
+def _follow(kinds: Iterable[str], n_threads: int, isa: str) -> dict[str, Tuned]:
     found = {kind: one for kind, one in tuned(kinds, n_threads, isa=isa).items() if one.gain > 1}
     if found:
         core.set_access(",".join(f"{kind}={one.best}" for kind, one in found.items()))
