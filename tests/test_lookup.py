@@ -10,7 +10,6 @@ import pytest
 import slimrt
 from slimrt.cli.generate import timings_line
 from slimrt.errors import UnsupportedError
-from slimrt.generation import lookup
 from slimrt.generation.drafts import DraftedRun
 from slimrt.generation.lookup import Lookup
 from slimrt.generation.loop import loop_of
@@ -27,7 +26,6 @@ STORY = "Anna was a baker in a green valley. She worked in the bakery with her f
 def always_pays(monkeypatch):
     """Whatever this machine's steps take."""
     monkeypatch.setattr(Pace, "cost", lambda self, more: 1.0)
-    monkeypatch.setattr(lookup, "_FORGETS", 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +113,36 @@ def test_right_guesses_save_steps(model, monkeypatch):
     assert len(ids) * 3 - len(steps) == accepted <= drafted, "every token comes from a step or from a right guess"
     assert f"({accepted} of {drafted} guesses right)" in timings_line(result)
     assert list(result.tokens) == ids * 3 and run.accepted > len(ids) and len(steps) < len(ids)
+
+
+def scripted(model, monkeypatch, prompt, text):
+    """The run of a text that goes on with these ids whatever was computed; a token more makes a step longer by 0.3."""
+    monkeypatch.setattr(Pace, "cost", lambda self, more: 1 + 0.3 * more)
+
+    def said(so_far, logits):
+        logits[text[len(so_far) - len(prompt)]] += 1000
+        return logits
+
+    run, result = made(model, prompt, max_tokens=len(text), temperature=0, ignore_eos=True, logits_processor=said)
+    assert list(result.tokens) == text
+    return run
+
+
+def test_what_is_found_and_wrong_is_hardly_guessed(model, monkeypatch):
+    """Each two tokens of the text stood in the prompt, where another followed; then it says all of that again."""
+    text = list(range(300, 400))
+    wrong = [id for first in text for id in (first, first + 1, first + 500)]
+    run = scripted(model, monkeypatch, wrong, text)
+    assert run.drafted <= 2, "a trial at times"
+    run = scripted(model, monkeypatch, wrong[:120], text[:40] * 4)
+    assert run.accepted > 70 and run.drafted - run.accepted < 16, "that it is right by now is seen without a guess"
+
+
+def test_guesses_cost_what_those_of_all_texts_do(model, monkeypatch):
+    asked = set()
+    monkeypatch.setattr(Pace, "cost", lambda self, more: asked.add((self.n_texts, more)) or 1.0)
+    model.generate([STORY * 3, STORY * 3], lookup=True, max_tokens=40, temperature=0, ignore_eos=True)
+    assert {(2, 2 * n) for n in range(1, 8)} <= asked <= {(n, k * n) for n in (1, 2) for k in range(1, 8)}
 
 
 def test_a_session_holds_the_text_and_no_guesses(model):

@@ -386,6 +386,17 @@ def test_prompts_get_more_time_where_they_are_more_than_the_texts(n_prompts, n_t
     assert alone == steps
 
 
+def test_a_step_that_was_not_measured_takes_what_lies_between_others():
+    pace = Pace()
+    assert pace.cost(3) == pytest.approx(1.3)  # as assumed
+    pace.note(0.1, 0, 2, 2)
+    assert pace.cost(4) == pytest.approx(1.2)
+    for n_tokens, seconds in ((10, 0.2), (6, 0.16), (3, 1.0)):
+        pace.note(seconds, 0, 2, n_tokens)
+    assert [pace.cost(more) for more in (4, 6, 8, 12)] == pytest.approx([1.6, 1.8, 2.0, 2.2])
+    assert pace.cost(1) == 1.5, "something else was in the way: a token alone takes no longer"
+
+
 def test_pieces_grow_where_each_computes_what_is_stored_again():
     pace = Pace(recomputes=True)
     assert sizes(pace, [1000], before=3000) == [500] and sizes(Pace(), [1000], before=3000) == [LEAST]

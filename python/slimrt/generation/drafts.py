@@ -33,7 +33,7 @@ class DraftedRun(Run):
             self._lookup.extend(self.prompt)
         self._drafter: Drafter | None = None
         self._known = 0
-        self._asked: Odds | None = None  # of whose guesses are checked now
+        self._asked: Odds | None = None  # of the drafter whose guesses are checked now
         self._guesses: deque[int] = deque()  # tokens that have rows and are not part of the text yet
         self._ahead: deque[Logits] = deque()  # rows of logits that follow them, if they come true
         modes = {layer["mode"] for layer in self.runtime.info["layers"]}
@@ -60,7 +60,7 @@ class DraftedRun(Run):
         if not self.tokens or not self._may_guess or most <= 0:
             return []
         if self._lookup is not None and (guesses := self._looked_up(self._lookup, most)):
-            self._asked = self._lookup.odds
+            self._asked = None
             return guesses
         if (draft := self.runtime.draft) is None:
             return []
@@ -71,11 +71,11 @@ class DraftedRun(Run):
         return found
 
     def _looked_up(self, lookup: Lookup, most: int) -> list[int]:
-        """What the text says itself, as far as that pays."""
-        lookup.extend(self.tokens[self._known :])
+        """What the text says itself, as far as that pays where all texts that share the steps guess as much."""
+        lookup.learn(self.tokens[self._known :])
         self._known = len(self.tokens)
-        best = lookup.odds.best(most, self._pace.cost)
-        guesses = lookup.guess(best) if best else []
+        guesses = lookup.guess(most)
+        del guesses[lookup.odds.best(len(guesses), lambda n: self._pace.cost(n * self._pace.n_texts)) :]
         if guesses:
             lookup.odds.guessed()
         else:

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from slimrt.generation.odds import Odds
 
 _GRAMS = (3, 2)  # tokens that must have stood together before, the longer first
-_FORGETS = 0.01  # of what was found, with each token that nothing was guessed for
+_LIKELY = 0.3  # that what is found is right, until the text has shown it
 
 
 class Lookup:
     """Knows where each few tokens of a text stood last.
 
     Attributes:
-        odds: of its guesses.
+        odds: of what it finds, seen of every token: whether it would have been right costs nothing to know.
     """
 
     def __init__(self) -> None:
-        self.odds = Odds(_FORGETS)
+        self.odds = Odds(_LIKELY)
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
 
@@ -33,6 +33,13 @@ class Lookup:
                 if len(self._tokens) >= n:
                     self._after[tuple(self._tokens[-n:])] = len(self._tokens)
             self._tokens.append(token)
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """The same of tokens that tell how often it is right."""
+        for token in tokens:
+            for guess in self.guess(1):
+                self.odds.learn(guess == token)
+            self.extend([token])
 
     def guess(self, most: int) -> list[int]:
         """What followed when the last tokens stood there before; [] if they never did."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -64,6 +65,7 @@ class Pace:
         self._token = 0.0  # seconds that a token of a prompt takes
         self._texts = 0.0  # seconds that a step of texts alone takes
         self._steps = defaultdict[int, Recent](Recent)  # of so many tokens of texts
+        self._sizes = list[int]()  # of these, in order, that were measured
         self._n_texts = 1  # of the last such step
         self._owed = 0.0  # seconds that texts have still to go on alone
         self._waiting = 0  # prompts of the last step that had texts beside it
@@ -85,15 +87,30 @@ class Pace:
         return steps.seconds if steps.sure else 0.0
 
     def cost(self, more: int) -> float:
-        """How many times as long a step takes with so many tokens more than one for each of the texts there are."""
-        alone, together = (self._steps[self._n_texts + n].seconds for n in (0, more))
-        return together / alone if alone and together else 1 + _ASSUMED * more / self._n_texts
+        """How many times as long a step takes with so many tokens more than one for each of the texts there are.
+
+        As if it grew evenly between steps that were measured; no more than the same tokens one after the other.
+        """
+        n, tokens = self._n_texts, self._n_texts + more
+        if not (alone := self._steps[n].seconds):
+            return 1 + _ASSUMED * more / n
+        at = bisect_left(self._sizes, tokens)
+        below = self._sizes[at - 1]
+        cost = self._steps[below].seconds / alone
+        if at == len(self._sizes):
+            cost += _ASSUMED * (tokens - below) / n
+        else:
+            above = self._sizes[at]
+            cost += (self._steps[above].seconds / alone - cost) * (tokens - below) / (above - below)
+        return min(cost, 1 + more / n)
 
     def note(self, seconds: float, n_prompt: int, n_texts: int, n_tokens: int) -> None:
         """Learn from a step: of so many tokens of prompts, and of so many texts beside them with so many tokens."""
         texts = n_texts > 0
         if n_prompt == 0:
             self._texts = _mean(self._texts, seconds)
+            if not self._steps[n_tokens].seconds:
+                insort(self._sizes, n_tokens)
             self._steps[n_tokens].note(seconds)
             self._n_texts = n_texts
             self._owed = max(self._owed - seconds, 0.0)
