@@ -6,13 +6,14 @@ python benchmarks/models.py smollm2-1.7b q8_0 q4_k_m
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import blocks
 import converted
 import gguf
 import numpy as np
+from numpy.typing import NDArray
 
 Type = gguf.GGMLQuantizationType
 
@@ -74,17 +75,32 @@ def folder() -> Path:
     return Path(os.environ.get("SLIMRT_BENCH_MODELS", Path(__file__).parent / "models"))
 
 
+CYCLE = 256  # tokens that follow one another in a model that copies
+
+
 def make(
-    shape: Shape, weights: str = "q8_0", *, seed: int = 0, words: bool = False, cache: converted.Cache | None = None
+    shape: Shape,
+    weights: str = "q8_0",
+    *,
+    seed: int = 0,
+    words: bool = False,
+    copies: bool = False,
+    cache: converted.Cache | None = None,
 ) -> Path:
     """The GGUF of a shape; written when it is not there yet, beside its name and then renamed.
 
     words: with a vocabulary, which servers want. cache: with what it needs, as converted for it.
+    copies: what it says next is the next token of the last one's cycle (`follows`), with logits of standard deviation 1
+        around 0 for the others and d_model ** 0.5 for that one. All is computed as ever, but the output matrix (never
+        tied) has the embedding's rows, each a token on, and the gains of the layers' norms are so small that the states
+        stay near the embedding.
     """
     folded = cache.file_name if cache else ""
-    path = folder() / f"{shape.name}.{weights}{folded}{'.words' * words}.gguf"
+    path = folder() / f"{shape.name}.{weights}{folded}{'.words' * words}{'.copies' * copies}.gguf"
     if path.exists():
         return path
+    if copies:
+        shape = replace(shape, tied=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}.part")
     writer = gguf.GGUFWriter(part, "deepseek2" if shape.latent else "llama")
@@ -109,11 +125,26 @@ def make(
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     rng = np.random.default_rng(seed)
-    for type, rows, cols in layout.values():
-        writer.write_tensor_data(blocks.random_rows(type, rng, rows, cols) if rows else np.ones(cols, np.float32))
+    for name, (type, rows, cols) in layout.items():
+        if not rows:
+            writer.write_tensor_data(
+                np.full(cols, shape.d_model**-0.5 if copies and "blk." in name else 1.0, np.float32)
+            )
+            continue
+        data = blocks.random_rows(type, rng, rows, cols)
+        if name == "token_embd.weight":
+            embedding = data
+        elif copies and name == "output.weight":
+            data[follows(np.arange(rows))] = embedding
+        writer.write_tensor_data(data)
     writer.close()
     part.rename(path)
     return path
+
+
+def follows(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The tokens that follow these in a model that copies: a permutation of the vocabulary in cycles."""
+    return ids - ids % CYCLE + (ids + 1) % CYCLE
 
 
 def _metadata(writer: gguf.GGUFWriter, shape: Shape, weights: str) -> None:

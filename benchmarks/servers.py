@@ -40,10 +40,11 @@ class Setup:
 
 
 def slimrt_command(setup: Setup, settings: dict[str, Any], port: int) -> list[str]:
-    """settings: cache (mode) and type of its rows."""
+    """settings: cache (mode) and type of its rows; flags: more of them."""
     pool = setup.parallel * setup.n_ctx + setup.kept
     flags = ["--parallel", setup.parallel, "-c", setup.n_ctx, "--cache-tokens", pool, "-t", setup.threads]
     flags += ["--cache", settings["cache"], "--cache-type", settings["type"], "--port", port]
+    flags += settings.get("flags", [])
     return [sys.executable, "-m", "slimrt", "serve", str(setup.model), *map(str, flags)]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 _PAYS = 1.05  # times as many tokens a second as without guesses, as estimated
-_NEWEST = 0.1  # weight of the newest guess in that
+_NEWEST = 0.1  # weight of the newest guess in that, or more of the first ones
+_ASSUMED = 3  # guesses that count as much as what was assumed before them
 _TRIALS = 0.02  # of the time, at most, for guesses that do not pay
 
 
@@ -17,7 +18,7 @@ class Odds:
     """
 
     def __init__(self, likely: float = 0.7):
-        self._likely, self._idle = likely, 0
+        self._likely, self._known, self._idle = likely, 0, 0
 
     def best(self, most: int, cost: Callable[[int], float]) -> int:
         """How many guesses, at most so many, bring the most tokens in the time of a step without any; 0: none pays.
@@ -44,7 +45,8 @@ class Odds:
 
     def learn(self, right: bool) -> None:
         """A guess was right, or was not."""
-        self._likely += _NEWEST * (right - self._likely)
+        self._known += 1
+        self._likely += max(_NEWEST, 1 / (_ASSUMED + self._known)) * (right - self._likely)
 
 
 def _expected(likely: float, n: int) -> float:
