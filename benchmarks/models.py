@@ -128,7 +128,7 @@ def make(
     for name, (type, rows, cols) in layout.items():
         if not rows:
             writer.write_tensor_data(
-                np.full(cols, shape.d_model**-0.5 if copies and "blk." in name else 1.0, np.float32)
+                np.full(cols, shape.d_model**-0.5 / 8 if copies and "blk." in name else 1.0, np.float32)
             )
             continue
         data = blocks.random_rows(type, rng, rows, cols)

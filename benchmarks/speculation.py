@@ -14,8 +14,8 @@ nothing        no two tokens of the answer stood together before
 copy, drawn    copy at a temperature at which a token in some hundreds is another, with a seed for each turn
 
 With a draft model: one that says the same as the model, and one of random weights, which is always wrong. Prompts are
-computed before and kept, so that tokens a second are those of the answers. The pure-read control is measured after each
-turn.
+computed before and kept, so that tokens a second are those of the answers. One text is made with guesses and without
+eight tokens in turns, several at once one way after the other. The pure-read control is measured after each turn.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ import slimrt
 from slimrt import _core
 
 N_CTX = 768
+PIECE = 8  # tokens of either way in turns: what else the machine does is the same for both
 KINDS = ("copy", "every 16th", "every 4th", "misleading", "nothing", "copy, drawn")
 DRAWN = {"temperature": 4.0, "min_p": 0.0, "top_p": 1.0}
 TEXTS = ("plain", "guessed")
@@ -63,16 +64,38 @@ def prompt(kind: str, n_vocab: int, rng: np.random.Generator) -> list[int]:
     return [*map(int, ids), int(cycle[-1])]
 
 
-def answered(model: slimrt.Model, prompts: list[list[int]], n: int, lookup: bool, drawn: dict[str, Any]) -> Any:
-    """(figures, tokens of each text) of answers of n tokens to prompts that are computed already."""
-    options: Any = {"max_tokens": n, "ignore_eos": True, "cache_prompt": True, "lookup": lookup} | drawn
-    began = time.perf_counter()
-    texts = model.generate(prompts, **options)
-    seconds = time.perf_counter() - began
-    figures = {"seconds": seconds, "tok_s": n * len(prompts) / seconds}
-    figures["guesses"] = sum(one.usage.drafted_tokens for one in texts)
-    figures["right"] = sum(one.usage.accepted_tokens for one in texts)
-    return figures, [one.tokens for one in texts]
+def figures(results: list[slimrt.Generation], n: int, seconds: float) -> dict[str, Any]:
+    """Of n tokens of texts that took so long."""
+    guesses = [sum(getattr(one.usage, name) for one in results) for name in ("drafted_tokens", "accepted_tokens")]
+    return {"seconds": seconds, "tok_s": n / seconds, "guesses": guesses[0], "right": guesses[1]}
+
+
+def one_text(loaded: dict[str, slimrt.Model], prompt: list[int], options: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(name, (figures, tokens of texts)) of both, a few tokens of either in turns; the first token is not counted."""
+    streams = {name: model.stream(prompt, **options[name]) for name, model in loaded.items()}
+    seconds = dict.fromkeys(streams, 0.0)
+    for stream in streams.values():
+        next(stream)
+    while not all(stream.result.finish_reason == "length" for stream in streams.values()):
+        for name, stream in streams.items():
+            began = time.perf_counter()
+            for _ in range(PIECE):
+                next(stream, None)
+            seconds[name] += time.perf_counter() - began
+    for name, stream in streams.items():
+        yield name, (figures([stream.result], len(stream.result.tokens) - 1, seconds[name]), [stream.result.tokens])
+
+
+def texts(
+    loaded: dict[str, slimrt.Model], prompts: list[list[int]], options: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """The same of several texts at once, the one way after the other, the first token counted."""
+    for name, model in loaded.items():
+        began = time.perf_counter()
+        results: Any = model.generate(prompts, **options[name])
+        seconds = time.perf_counter() - began
+        tokens = [one.tokens for one in results]
+        yield name, (figures(results, sum(map(len, tokens)), seconds), tokens)
 
 
 def measured(
@@ -81,19 +104,21 @@ def measured(
     """Turns of both, the order changing: figures of each, the ratio of their speeds, whether tokens are the same."""
     rng = np.random.default_rng(streams)
     prompts = [prompt(kind, models.SHAPES[args.shape].n_vocab, rng) for _ in range(streams)]
-    for model in {id(one): one for one in loaded.values()}.values():
-        answered(model, prompts, 1, False, {"temperature": 0.0})
+    common: Any = {"max_tokens": args.answer, "ignore_eos": True, "cache_prompt": True}
+    for model in {id(one): one for one in loaded.values()}.values():  # prompts are computed once
+        model.generate(prompts, **common | {"max_tokens": 1})
     for i in range(args.turns):
         drawn = DRAWN | {"seed": 100 * i} if kind == "copy, drawn" else {"temperature": 0.0}
-        turn, said = dict[str, Any](), {}
-        for name in TEXTS if i % 2 == 0 else TEXTS[::-1]:
-            turn[name], said[name] = answered(loaded[name], prompts, args.answer, lookup and name == "guessed", drawn)
-            turn[name]["read_gbs"] = _core.read_bandwidth(args.threads)
+        order = TEXTS if i % 2 == 0 else TEXTS[::-1]
+        options = {name: common | drawn | {"lookup": lookup and name == "guessed"} for name in TEXTS}
+        both = {name: loaded[name] for name in order}
+        found = dict(one_text(both, prompts[0], options) if streams == 1 else texts(both, prompts, options))
+        turn, said = ({name: one[j] for name, one in found.items()} for j in (0, 1))
         if kind != "copy, drawn" and any(map(strays, prompts, said["plain"])):
             raise SystemExit("the model does not copy")
         turn["ratio"] = turn["guessed"]["tok_s"] / turn["plain"]["tok_s"]
         turn["same"] = said["plain"] == said["guessed"]
-        yield turn | {"load_average": os.getloadavg()[0]}
+        yield turn | {"read_gbs": _core.read_bandwidth(args.threads), "load_average": os.getloadavg()[0]}
 
 
 def strays(prompt: list[int], answer: Sequence[int]) -> bool:
@@ -123,7 +148,7 @@ def row(name: str, turns: list[dict[str, Any]]) -> str:
     middle = {one: statistics.median(turn[one]["tok_s"] for turn in turns) for one in TEXTS}
     ratios = sorted(turn["ratio"] for turn in turns)
     guesses, right = (sum(turn["guessed"][key] for turn in turns) for key in ("guesses", "right"))
-    read = statistics.median(turn[one]["read_gbs"] for turn in turns for one in TEXTS)
+    read = statistics.median(turn["read_gbs"] for turn in turns)
     same = "yes" if all(turn["same"] for turn in turns) else "NO"
     return (
         f"| {name} | {middle['plain']:.1f} | {middle['guessed']:.1f} | {statistics.median(ratios):.2f} "

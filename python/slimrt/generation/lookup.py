@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from slimrt.generation.odds import Odds
 
 _GRAMS = (3, 2)  # tokens that must have stood together before, the longer first
-_LIKELY = 0.3  # that what is found is right, until the text has shown it
+_LIKELY = 0.2  # that what is found is right, until the text has shown it: one right one, and it pays
 
 
 class Lookup:
