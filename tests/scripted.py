@@ -106,13 +106,26 @@ class ScriptedEngine:
             rows.append(np.array(self._next(source, list(held)), np.float32))
         return np.stack(rows)
 
-    def sample(self, logits, samplers, *, masks=None, logprobs=None) -> list:
+    def sample(self, logits, samplers, *, masks=None, logprobs=None, joint_from=None) -> list:
         """One after the other."""
         chosen = []
-        for row, sampler, n in zip(logits, samplers, logprobs, strict=True):
-            token = sampler.sample(row)
+        for i, (row, sampler, n) in enumerate(zip(logits, samplers, logprobs, strict=True)):
+            if joint_from[i] >= 0:
+                row = joint(row, masks[i], joint_from[i])
+            token = sampler.sample(row, None if masks is None else masks[i])
             chosen.append((token, core.token_logprobs(row, token, n) if n else None))
         return chosen
+
+
+def joint(row: np.ndarray, mask: np.ndarray, start: int) -> np.ndarray:
+    """A row of logits (vocab,) without what the mask rules out, nor what comes before `start` where all of what comes
+    from there on is likelier together than the likeliest of it."""
+    allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(row)].astype(bool)
+    left = np.where(allowed, row, -np.inf).astype(np.float32)
+    with np.errstate(divide="ignore"):
+        if np.log(np.exp(left[start:].astype(np.float64)).sum()) > left[:start].max(initial=-np.inf):
+            left[:start] = -np.inf
+    return left
 
 
 def run(engine: ScriptedEngine, tasks, width: int) -> list:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scripted import joint
 from slimrt import _core
 from slimrt.errors import ModelFormatError
 from slimrt.plumbing.numbers import log_softmax
@@ -350,6 +351,30 @@ def test_rows_are_sampled_as_if_each_were_alone(tiny, n_threads):
     assert engine.sample(logits[:0], []) == []
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_joint_tokens_are_one_choice(tiny, masked):
+    """Where tokens from an id on are likelier together than the best one before, what is before is left out."""
+    engine, n, start = _core.Engine(str(tiny), n_ctx=32, n_threads=2), 3001, 2900
+    logits = np.stack([row(n, seed=i) for i in range(40)])
+    logits[:, :start] += np.linspace(-6, 2, 40, dtype=np.float32)[:, None]
+    logits[7, start:] = -np.inf
+    masks = np.random.default_rng(1).integers(0, 2**32, (40, 94), dtype=np.uint32)
+    masks[:, 2] |= 1
+    masks[5, start // 32 :] = 0
+    masks[6, : start // 32] = 0
+    every = np.full_like(masks, -1 & 0xFFFFFFFF)
+    samplers = [_core.Sampler(temperature=i % 2, seed=i, **ALL) for i in range(40)]
+    alone = [_core.Sampler(temperature=i % 2, seed=i, **ALL) for i in range(40)]
+    left = [joint(one, mask, start) for one, mask in zip(logits, masks if masked else every, strict=True)]
+    assert 5 < sum(np.isinf(one[:start]).all() for one in left) < 35
+    expected = [sampler.sample(one) for sampler, one in zip(alone, left, strict=True)]
+    expected = [(token, _core.token_logprobs(one, token, 2)) for token, one in zip(expected, left, strict=True)]
+    kind = {"masks": masks} if masked else {}
+    assert engine.sample(logits, samplers, logprobs=[2] * 40, joint_from=[start] * 40, **kind) == expected
+    none = engine.sample(logits, [_core.Sampler(temperature=0)] + samplers[1:], joint_from=[n] + [-1] * 39)
+    assert none[0] == (int(logits[0].argmax()), None)
+
+
 def test_rows_that_do_not_fit_are_refused(tiny):
     engine, samplers = _core.Engine(str(tiny), n_ctx=32, n_threads=2), [_core.Sampler(seed=i) for i in range(3)]
     logits = np.stack([row(64, seed=i) for i in range(3)])
@@ -358,6 +383,7 @@ def test_rows_that_do_not_fit_are_refused(tiny):
         ((logits[0], samplers), {}, "logits must be float32 .3, vocabulary"),
         ((logits, [samplers[0]] * 3), {}, "a sampler is listed twice"),
         ((logits, samplers), {"logprobs": [1]}, "logprobs must be 3 numbers"),
+        ((logits, samplers), {"joint_from": [1]}, "joint_from must be 3 numbers"),
         ((logits, samplers), {"masks": np.ones((2, 2), np.uint32)}, "masks must be uint32 .3, words"),
         ((logits, samplers), {"masks": np.ones((3, 1), np.uint32)}, "needs 2 words"),
         ((logits, samplers), {"masks": np.ones((3, 2), np.int64)}, "masks must be uint32"),

@@ -19,6 +19,7 @@ from scripted import (
     TRANSCRIBE,
     TRANSLATE,
     at,
+    joint,
     said,
     whisper_fields,
     whisper_tokenizer,
@@ -105,6 +106,22 @@ def test_suppressed_tokens_and_controls_never_come(tokens):
     rules = WhisperRules(tokens, N_VOCAB, timestamps=False, suppress=[ord("#"), -1], begin_suppress=[ord(" "), END])
     assert allowed(rules, []) == set(range(257)) - {ord("#"), ord(" ")}
     assert allowed(rules, said("a")) == set(range(258)) - {ord("#")}
+
+
+@pytest.mark.parametrize("timestamps", [True, False])
+def test_a_mask_and_joint_times_leave_what_the_rules_leave(tokens, timestamps):
+    rules = WhisperRules(tokens, N_VOCAB, timestamps=timestamps, suppress=[ord("#")])
+    rng, times = np.random.default_rng(0), 0
+    for _ in range(400):
+        row = rng.normal(size=N_VOCAB).astype(np.float32) * 3
+        row[:TIME] += rng.choice([0, 2, 6])
+        so_far = [int(rng.integers(TIME, N_VOCAB) if rng.random() < 0.5 else rng.integers(0, 256)) for _ in range(4)]
+        so_far = sorted(so_far[: rng.integers(0, 5)]) if rng.random() < 0.5 else so_far
+        left = joint(row, *rules.may(so_far))
+        rules(row, so_far)
+        np.testing.assert_array_equal(row, left, str(so_far))
+        times += timestamps and np.isinf(row[:TIME]).all()
+    assert (10 < times < 390) == timestamps
 
 
 @pytest.mark.oracle

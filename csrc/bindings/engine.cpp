@@ -189,8 +189,8 @@ class PyEngine {
     }
 
     nb::list sample(const Array<const float>& logits, const nb::sequence& samplers, const nb::object& masks,
-                    const nb::object& logprobs) {
-        const std::vector<RowToSample> rows = read_rows(logits, samplers, masks, logprobs);
+                    const nb::object& logprobs, const nb::object& joint_from) {
+        const std::vector<RowToSample> rows = read_rows(logits, samplers, masks, logprobs, joint_from);
         std::vector<Choice> choices;
         locked([&] { choices = engine_->sample(rows); });
         return choice_list(choices);
@@ -318,7 +318,8 @@ void bind_engine(nb::module_& m) {
         .def("encode", &PyEngine::encode, nb::arg("items"), nb::kw_only(), nb::arg("states") = false,
              nb::arg("encoded") = false, nb::arg("on_progress") = nb::none())
         .def("sample", &PyEngine::sample, nb::arg("logits"), nb::arg("samplers"), nb::kw_only(),
-             nb::arg("masks") = nb::none(), nb::arg("logprobs") = nb::none())
+             nb::arg("masks") = nb::none(), nb::arg("logprobs") = nb::none(),
+             nb::arg("joint_from") = nb::none())
         .def("alignment", &PyEngine::alignment, nb::arg("sequence"), nb::arg("tokens"), nb::arg("heads"),
              nb::kw_only(), nb::arg("on_progress") = nb::none())
         .def("attention_inputs", &PyEngine::attention_inputs, nb::arg("ids"), nb::kw_only(),

@@ -103,10 +103,19 @@ nb::tuple row_exponentials(const Array<const float>& logits, float temperature) 
     return nb::make_tuple(numpy_array(std::move(p), {n}), numpy_array(std::move(sums), {blocks}));
 }
 
+/// One for each of n rows; `none` where there are none.
+std::vector<int64_t> numbers(const nb::object& from, size_t n, int64_t none, const char* name) {
+    if (from.is_none()) return std::vector<int64_t>(n, none);
+    const auto found = nb::cast<std::vector<int64_t>>(from);
+    if (found.size() != n) fail(ErrorCode::argument, name, " must be ", n, " numbers: one for each sampler");
+    return found;
+}
+
 }  // namespace
 
 std::vector<RowToSample> read_rows(const Array<const float>& logits, const nb::sequence& samplers,
-                                   const nb::object& masks, const nb::object& logprobs) {
+                                   const nb::object& masks, const nb::object& logprobs,
+                                   const nb::object& joint_from) {
     const size_t n = nb::len(samplers);
     if (logits.ndim() != 2 || logits.shape(0) != n)
         fail(ErrorCode::argument, "logits must be float32 [", n, ", vocabulary]: a row for each sampler");
@@ -117,13 +126,11 @@ std::vector<RowToSample> read_rows(const Array<const float>& logits, const nb::s
         if (words.ndim() != 2 || words.shape(0) != n)
             fail(ErrorCode::argument, "masks must be uint32 [", n, ", words]: a row for each sampler");
     }
-    const auto counts =
-        logprobs.is_none() ? std::vector<int64_t>(n, 0) : nb::cast<std::vector<int64_t>>(logprobs);
-    if (counts.size() != n)
-        fail(ErrorCode::argument, "logprobs must be ", n, " numbers: one for each sampler");
+    const auto counts = numbers(logprobs, n, 0, "logprobs"), joint = numbers(joint_from, n, -1, "joint_from");
     std::vector<RowToSample> rows;
     for (size_t i = 0; i < n; ++i) {
-        rows.push_back({nb::cast<Sampler*>(samplers[i]), {logits.data() + i * width, width}, {}, counts[i]});
+        rows.push_back(
+            {nb::cast<Sampler*>(samplers[i]), {logits.data() + i * width, width}, {}, counts[i], joint[i]});
         if (!masks.is_none()) rows.back().mask = {words.data() + i * words.shape(1), words.shape(1)};
     }
     return rows;

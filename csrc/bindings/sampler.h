@@ -8,10 +8,11 @@
 
 namespace slimrt {
 
-/// Rows over these arrays, which have to outlive them. masks: None, or an array [rows, words]; logprobs:
-/// None, or a number for each row.
+/// Rows over these arrays, which have to outlive them. masks: None, or an array [rows, words]; logprobs,
+/// joint_from: None, or a number for each row.
 std::vector<RowToSample> read_rows(const Array<const float>& logits, const nb::sequence& samplers,
-                                   const nb::object& masks, const nb::object& logprobs);
+                                   const nb::object& masks, const nb::object& logprobs,
+                                   const nb::object& joint_from);
 /// (token, (logprob, [(token, logprob), ...]) or None) of each.
 nb::list choice_list(const std::vector<Choice>& choices);
 

@@ -87,16 +87,28 @@ void Sampler::accept(std::span<const int32_t> tokens) {
     }
 }
 
+namespace {
+
+void require_wide_enough(std::span<const uint32_t> mask, size_t n) {
+    if (!mask.empty() && mask.size() < (n + 31) / 32)
+        fail(ErrorCode::argument, "a mask for ", n, " tokens needs ", (n + 31) / 32,
+             " words of 32 bits, it has ", mask.size());
+}
+
+void rule_out(std::span<const uint32_t> mask, std::span<float> row) {
+    if (!mask.empty())
+        for (size_t i = 0; i < row.size(); ++i) row[i] = mask[i / 32] >> (i % 32) & 1 ? row[i] : -INFINITY;
+}
+
+}  // namespace
+
 /// The logits themselves where nothing changes them.
 std::span<const float> Sampler::changed(std::span<const float> logits, std::span<const uint32_t> mask,
                                         std::vector<float>& row) const {
-    if (!mask.empty() && mask.size() < (logits.size() + 31) / 32)
-        fail(ErrorCode::argument, "a mask for ", logits.size(), " tokens needs ", (logits.size() + 31) / 32,
-             " words of 32 bits, it has ", mask.size());
+    require_wide_enough(mask, logits.size());
     if (mask.empty() && options_.logit_bias.empty() && counts_.empty() && dry_history_.empty()) return logits;
     row.assign(logits.begin(), logits.end());
-    if (!mask.empty())
-        for (size_t i = 0; i < row.size(); ++i) row[i] = mask[i / 32] >> (i % 32) & 1 ? row[i] : -INFINITY;
+    rule_out(mask, row);
     for (const auto& [token, bias] : options_.logit_bias) {
         if (size_t(token) >= row.size())
             fail(ErrorCode::argument, "logit_bias names token ", token, ", the vocabulary has ", row.size());
@@ -159,6 +171,25 @@ TokenLogprobs token_logprobs(std::span<const float> logits, int32_t token, int64
     return result;
 }
 
+namespace {
+
+/// What the mask and the choice between joint tokens and those before them leave of a row.
+std::span<const float> left_of(const RowToSample& row, SamplerScratch& scratch) {
+    require_wide_enough(row.mask, row.logits.size());
+    scratch.left.assign(row.logits.begin(), row.logits.end());
+    const std::span<float> all = scratch.left;
+    rule_out(row.mask, all);
+    const std::span<float> before = all.first(std::min(size_t(row.joint_from), all.size()));
+    const std::span<float> joint = all.subspan(before.size());
+    if (before.empty() || joint.empty() || std::ranges::max(joint) == -INFINITY) return all;
+    scratch.candidates.reset(joint);
+    if (scratch.candidates.log_normaliser() > double(std::ranges::max(before)))
+        std::ranges::fill(before, -INFINITY);
+    return all;
+}
+
+}  // namespace
+
 std::vector<Choice> sample_rows(std::span<const RowToSample> rows, std::span<SamplerScratch> scratch,
                                 const Parallel& parallel) {
     std::set<const Sampler*> seen;
@@ -172,9 +203,11 @@ std::vector<Choice> sample_rows(std::span<const RowToSample> rows, std::span<Sam
         SamplerScratch& own = scratch[size_t(thread)];
         Choice& choice = choices[size_t(item)];
         try {
-            choice.token = row.sampler->sample(row.logits, row.mask, own);
+            const bool joint = row.joint_from >= 0;
+            const std::span<const float> logits = joint ? left_of(row, own) : row.logits;
+            choice.token = row.sampler->sample(logits, joint ? std::span<const uint32_t>() : row.mask, own);
             if (row.n_logprobs > 0)
-                choice.logprobs = token_logprobs(row.logits, choice.token, row.n_logprobs, own);
+                choice.logprobs = token_logprobs(logits, choice.token, row.n_logprobs, own);
         } catch (...) {
             errors[size_t(item)] = std::current_exception();
         }

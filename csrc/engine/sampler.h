@@ -43,7 +43,7 @@ void filter(Candidates& candidates, const SamplerOptions& options);
 
 /// Memory that rows are sampled in, one after the other, by any sampler.
 struct SamplerScratch {
-    std::vector<float> row;
+    std::vector<float> row, left;
     Candidates candidates;
 };
 
@@ -96,6 +96,10 @@ struct RowToSample {
     std::span<const float> logits;
     std::span<const uint32_t> mask;
     int64_t n_logprobs = 0;
+    /// Tokens from here on are one choice, as Whisper's times are: where they are likelier together than the
+    /// likeliest one before them, it is one of them. Logprobs are then of what this and the mask leave. -1:
+    /// no.
+    int64_t joint_from = -1;
 };
 struct Choice {
     int32_t token = 0;

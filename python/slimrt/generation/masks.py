@@ -38,10 +38,10 @@ class Masks:
             self._thread = ThreadPoolExecutor(1, "slimrt-masks")
         return self._thread.submit(self._make, matcher)
 
-    def wait(self, mask: Future[Mask] | None) -> Mask | None:
+    def wait(self, mask: Future[Mask] | Mask | None) -> Mask | None:
         """The mask, once it is there. Raises NothingMayCome, GrammarError."""
-        if mask is None:
-            return None
+        if not isinstance(mask, Future):
+            return mask
         began = time.perf_counter()
         try:
             return mask.result()

@@ -24,6 +24,8 @@ Logits = NDArray[np.float32]
 Masks = NDArray[np.uint32]
 Rules = Callable[[Logits, Sequence[int]], None]
 """Changes a row of logits (vocab,) in place, given the tokens found so far."""
+May = Callable[[Sequence[int]], tuple[NDArray[np.uint32], int]]
+"""The mask and the joint_from of a Decode that leave what rules leave, given the tokens found so far."""
 
 
 Logprobs = tuple[float, Sequence[tuple[int, float]]]
@@ -34,7 +36,13 @@ class Choosing(Protocol):
     """What chooses tokens."""
 
     def sample(
-        self, logits: Logits, samplers: Sequence[core.Sampler], *, masks: Masks | None, logprobs: Sequence[int]
+        self,
+        logits: Logits,
+        samplers: Sequence[core.Sampler],
+        *,
+        masks: Masks | None,
+        logprobs: Sequence[int],
+        joint_from: Sequence[int],
     ) -> Sequence[tuple[int, Logprobs | None]]: ...
 
 
@@ -45,13 +53,6 @@ class Engine(Protocol):
     def free_sequence(self, sequence: int) -> None: ...
     def fork(self, sequence: int) -> int: ...
     def truncate(self, sequence: int, length: int) -> None: ...
-
-
-class Sampler(Protocol):
-    """What searches need of core.Sampler."""
-
-    def sample(self, logits: Logits) -> int: ...
-    def accept(self, tokens: Sequence[int]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -94,16 +95,19 @@ class Decode:
     All that tasks want in a step are chosen in one call, each by its sampler as if it were alone. Errors as Append.
 
     logprobs: how many of the likeliest tokens to report; 0: none.
-    mask: bits (words,) of those that may be chosen, as core.Sampler reads them, made while the step runs; None: all.
+    mask: bits (words,) of those that may be chosen, as core.Sampler reads them, or one that is made while the step
+        runs; None: all.
     greedy: the sampler takes the likeliest of these.
+    joint_from: as core.Engine.sample has it.
     """
 
     sequence: Any
     tokens: Sequence[int]
     sampler: core.Sampler
     logprobs: int = 0
-    mask: Future[NDArray[np.uint32]] | None = None
+    mask: Future[NDArray[np.uint32]] | NDArray[np.uint32] | None = None
     greedy: bool = False
+    joint_from: int = -1
 
     @property
     def items(self) -> Sequence[tuple[Any, Sequence[int]]]:
@@ -197,8 +201,10 @@ def choices(
     logits = rows[0] if len(rows) == 1 else np.concatenate(rows)
     if logits.dtype == np.int32:
         return [(int(token), None) for token in logits[:, 0]]
-    samplers, logprobs = [one.sampler for one in wishes], [one.logprobs for one in wishes]
-    return engine.sample(logits, samplers, masks=_masks(masks, logits.shape[1]), logprobs=logprobs)
+    return engine.sample(
+        logits, [one.sampler for one in wishes], masks=_masks(masks, logits.shape[1]),
+        logprobs=[one.logprobs for one in wishes], joint_from=[one.joint_from for one in wishes],
+    )  # fmt: skip
 
 
 def _masks(masks: Sequence[NDArray[np.uint32] | None], n_vocab: int) -> Masks | None:
@@ -231,7 +237,13 @@ def together(tasks: Sequence[Task[Result]]) -> Task[list[Result]]:
 
 
 def follow(
-    sequence: int, logits: Logits, rules: Rules, sampler: Sampler, ends: frozenset[int], limit: int
+    sequence: int,
+    logits: Logits,
+    rules: Rules,
+    sampler: core.Sampler,
+    ends: frozenset[int],
+    limit: int,
+    may: May | None = None,
 ) -> Task[Hypothesis]:
     """One token after the other, as the sampler picks them: greedy or by chance.
 
@@ -239,20 +251,33 @@ def follow(
         sequence: computed up to `logits` (vocab,); the tokens are appended to it.
         rules: applied to every row before the sampler; logprobs are what they leave of the model's distribution.
         limit: tokens at most.
+        may: the same rules, which only the first row needs then; those of all tasks are applied, and tokens chosen, in
+            one call on all threads.
     """
     tokens: list[int] = []
     logprobs: list[float] = []
+    token, logprob = _pick(logits, tokens, rules, sampler)
     while True:
-        rules(logits, tokens)
-        token = sampler.sample(logits)
         sampler.accept([token])
-        logprobs.append(float(logits[token]) - log_normaliser(logits))
+        logprobs.append(logprob)
         if token in ends:
             return Hypothesis(tuple(tokens), tuple(logprobs), True)
         tokens.append(token)
         if len(tokens) >= limit:
             return Hypothesis(tuple(tokens), tuple(logprobs), False)
-        logits = (yield Append([(sequence, [token])]))[0]
+        if may is None:
+            rows = yield Append([(sequence, [token])])
+            token, logprob = _pick(rows[0], tokens, rules, sampler)
+        else:
+            mask, joint_from = may(tokens)
+            token, (logprob, _) = yield Decode(sequence, [token], sampler, 1, mask, joint_from=joint_from)
+
+
+def _pick(logits: Logits, tokens: Sequence[int], rules: Rules, sampler: core.Sampler) -> tuple[int, float]:
+    """A token of a row (vocab,), which the rules change, and its logprob."""
+    rules(logits, tokens)
+    token = sampler.sample(logits)
+    return token, float(logits[token]) - log_normaliser(logits)
 
 
 @dataclass(frozen=True)

@@ -86,10 +86,16 @@ class Sequences:
         return rows.view(np.int32) if "tokens" in kind else rows
 
     def sample(
-        self, logits: Logits, samplers: Sequence[core.Sampler], *, masks: Masks | None, logprobs: Sequence[int]
+        self,
+        logits: Logits,
+        samplers: Sequence[core.Sampler],
+        *,
+        masks: Masks | None,
+        logprobs: Sequence[int],
+        joint_from: Sequence[int],
     ) -> Sequence[tuple[int, Logprobs | None]]:
         with self._runtime.use() as engine:
-            return engine.sample(logits, samplers, masks=masks, logprobs=logprobs)
+            return engine.sample(logits, samplers, masks=masks, logprobs=logprobs, joint_from=joint_from)
 
     def guess(self, wishes: Sequence[Guess], pace: Pace) -> list[Ids]:
         """What the model that drafts for this one guesses."""

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slimrt.generation.search import Logits
 from slimrt.plumbing.numbers import log_normaliser
@@ -13,6 +14,8 @@ from slimrt.speech.vocabulary import WhisperTokens
 
 SECONDS_PER_TIME = 0.02  # from one timestamp token to the next
 FRAMES_PER_TIME = 2  # mel frames of the same
+
+Ranges = tuple[tuple[int, int], ...]  # [first, end) of ids
 
 
 class WhisperRules:
@@ -42,37 +45,50 @@ class WhisperRules:
         never = {id for id in suppress if 0 <= id < n_vocab and id != tokens.end} | set(controls)
         at_start = (*tokens.blank, tokens.end) if begin_suppress is None else begin_suppress
         self._never = np.array(sorted(never), np.int64)
-        self._at_start = np.array(sorted({id for id in at_start if 0 <= id < n_vocab}), np.int64)
+        self._at_start = tuple((id, id + 1) for id in at_start if 0 <= id < n_vocab)
         self._times = timestamps and tokens.timestamps is not None
-        self._first_time, self._end = first_time, tokens.end
+        self._n_vocab, self._first_time, self._end = n_vocab, first_time, tokens.end
         self._max_initial = None if max_initial is None else round(max_initial / SECONDS_PER_TIME)
+        self._masked: tuple[Ranges, NDArray[np.uint32]] | None = None
 
     def __call__(self, row: Logits, tokens: Sequence[int]) -> None:
         """Change a row of logits (vocab,) in place, given the tokens of this window so far."""
+        ranges, joint = self._ruled_out(tokens)
         row[self._never] = -np.inf
-        if self._times:
-            self._tell_times(row, tokens)
-        elif not tokens:
-            row[self._at_start] = -np.inf
+        for start, stop in ranges:
+            row[start:stop] = -np.inf
+        times = row[self._first_time :]
+        if joint and np.isfinite(times.max(initial=-np.inf)) and log_normaliser(times) > row[: self._first_time].max():
+            row[: self._first_time] = -np.inf
 
-    def _tell_times(self, row: Logits, tokens: Sequence[int]) -> None:
+    def may(self, tokens: Sequence[int]) -> tuple[NDArray[np.uint32], int]:
+        """The same as a Decode's mask and joint_from, which leave what __call__ leaves."""
+        ranges, joint = self._ruled_out(tokens)
+        if self._masked is None or self._masked[0] != ranges:  # from one time to the next it is the same
+            allowed = np.zeros((self._n_vocab + 31) // 32 * 32, bool)
+            allowed[: self._n_vocab] = True
+            allowed[self._never] = False
+            for start, stop in ranges:
+                allowed[start:stop] = False
+            self._masked = ranges, np.packbits(allowed, bitorder="little").view("<u4")
+        return self._masked[1], self._first_time if joint else self._n_vocab
+
+    def _ruled_out(self, tokens: Sequence[int]) -> tuple[Ranges, bool]:
+        """Ranges of ids that must not come now, and whether all times together compete with the likeliest text."""
         first = self._first_time
+        if not self._times:
+            return (() if tokens else self._at_start), False
         if not tokens:
-            row[:first] = -np.inf
-            if self._max_initial is not None:
-                row[first + self._max_initial + 1 :] = -np.inf
-            return
+            late = self._n_vocab if self._max_initial is None else first + self._max_initial + 1
+            return ((0, first), (late, self._n_vocab)), False
         after_time = tokens[-1] >= first
         if after_time and (len(tokens) < 2 or tokens[-2] >= first):  # a segment has begun: its text comes
-            row[first:] = -np.inf
-            return
+            return ((first, self._n_vocab),), False
+        ranges = [(0, self._end)] if after_time else []  # a segment has ended: maybe the next begins, or it is the end
         last = next((token for token in reversed(tokens) if token >= first), None)
-        if after_time:  # a segment has ended: the next one begins, maybe at once, or it is the end
-            row[: self._end] = -np.inf
         if last is not None:
-            row[first : last if after_time else last + 1] = -np.inf
-        if np.isfinite(row[first:].max(initial=-np.inf)) and log_normaliser(row[first:]) > row[:first].max():
-            row[:first] = -np.inf
+            ranges.append((first, last if after_time else last + 1))
+        return tuple(ranges), True
 
 
 def compression_ratio(text: str) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.generation.search import (
@@ -16,8 +17,6 @@ from slimrt.generation.search import (
     Engine,
     Hypothesis,
     Logits,
-    Rules,
-    Sampler,
     Task,
     beam_search,
     follow,
@@ -238,7 +237,7 @@ class Whisper:
         given = [*([] if self._times is None else [self._times]), *self._prefix]
         return given[: max(room, 0)] if self._prefix else []
 
-    def _search(self, sequence: int, row: Logits, temperature: float, limit: int, rules: Rules) -> Task[Hypothesis]:
+    def _search(self, sequence: int, row: Logits, temperature: float, limit: int, rules: _After) -> Task[Hypothesis]:
         """The likeliest text of a window: greedy or by beams at temperature 0, the best of some random ones above."""
         options, ends = self.options, frozenset({self.model.tokens.end})
         if temperature == 0.0 and self._width(temperature) > 1:
@@ -249,7 +248,7 @@ class Whisper:
             return found[0]
         samplers = [self._sampler(temperature) for _ in range(self._width(temperature))]
         if len(samplers) == 1:
-            return (yield from follow(sequence, row, rules, samplers[0], ends, limit))
+            return (yield from follow(sequence, row, rules, samplers[0], ends, limit, rules.may))
         forks: list[int] = []
         try:
             forks += [self.engine.fork(sequence) for _ in samplers]
@@ -265,7 +264,7 @@ class Whisper:
                 self.engine.free_sequence(fork)
         return max(found, key=lambda one: one.score(options.length_penalty))
 
-    def _sampler(self, temperature: float) -> Sampler:
+    def _sampler(self, temperature: float) -> core.Sampler:
         """Of the whole distribution; each one has a seed of its own."""
         if temperature == 0.0:
             return core.Sampler(temperature=0.0)
@@ -351,11 +350,14 @@ class Whisper:
 class _After:
     """Rules for what follows tokens that are given."""
 
-    rules: Rules
+    rules: WhisperRules
     given: Sequence[int]
 
     def __call__(self, row: Logits, tokens: Sequence[int]) -> None:
         self.rules(row, [*self.given, *tokens] if self.given else tokens)
+
+    def may(self, tokens: Sequence[int]) -> tuple[NDArray[np.uint32], int]:
+        return self.rules.may([*self.given, *tokens] if self.given else tokens)
 
 
 def _padded(mel: Mel, n_frames: int) -> Mel:
