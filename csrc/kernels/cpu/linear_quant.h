@@ -71,7 +71,8 @@ template <class Weight>
 static inline const typename Weight::Block* unit_at(
     const uint8_t* row, int64_t u, int64_t k, typename Weight::Block (&padded)[blocks_of_unit<Weight>]) {
     const auto* blocks = reinterpret_cast<const typename Weight::Block*>(row) + u * blocks_of_unit<Weight>;
-    if (Weight::unit == Weight::block || (u + 1) * Weight::unit <= k) return blocks;
+    if (Weight::unit == Weight::block || (u + 1) * Weight::unit <= k) [[likely]]
+        return blocks;
     constexpr int last = blocks_of_unit<Weight> - 1;
     const int64_t left = (k - u * Weight::unit) / Weight::block;
     padded[0] = blocks[0];
@@ -147,7 +148,7 @@ template <class Weight, int R, int T>
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
             blocks[r] = unit_at<Weight>(w + r * w_stride, u, k, padded[r]);
-            call_for(ahead + r * w_stride, bytes, T == 1 ? access.hint : some_tokens.hint);
+            call_for<true>(ahead + r * w_stride, bytes, T == 1 ? access.hint : some_tokens.hint);
             const Scales of_row = Weight::scales(blocks[r]);
 #pragma GCC unroll 8
             for (int t = 0; t < T; ++t) {
