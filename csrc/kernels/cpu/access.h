@@ -14,6 +14,8 @@ struct Access {
     Hint hint = Hint::none;
     bool several = false;  // rows of coded weights side by side, as many streams, where they are
     int32_t ahead = 0;     // bytes from where memory is called for to where it is read
+
+    bool operator==(const Access&) const = default;
 };
 
 /// Where the first of R rows calls for memory that are read side by side, R at a time: `ahead` bytes further
