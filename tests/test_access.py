@@ -9,13 +9,12 @@ import sys
 import numpy as np
 import pytest
 
-from conftest import PROMPT
+from conftest import ISAS, PROMPT
 from slimrt import _core, core, machine
 from slimrt._core import ops
 from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf, write_gguf
 from weight_formats import random_weight
 
-ISAS = ops.backends()
 # Every hint, alone and with rows side by side; near, within a row, beyond several rows, and beyond the weights.
 ACCESSES = ["none", "none:0:several", "t1", "nta:1048576"] + [
     f"{hint}:{ahead}{several}"

@@ -12,7 +12,7 @@ import pytest
 
 import no_cache
 import slimrt
-from conftest import CUDA_MISSING, GOLDEN, GREEDY, decode, open_engine, relative
+from conftest import CUDA_MISSING, GOLDEN, GREEDY, ISAS, decode, open_engine, relative
 from seq2seq_models import MODELS
 from slimrt import _core, core
 from slimrt.cache.planner import resolve_device
@@ -20,7 +20,6 @@ from slimrt.errors import UnsupportedError, WontFitError
 from test_cuda import FLOAT32, bound
 from tiny_model import write_tiny
 
-ISAS = _core.ops.backends()
 needs_device = pytest.mark.skipif(bool(CUDA_MISSING), reason=f"no CUDA device: {CUDA_MISSING}")
 IDS = np.random.default_rng(5).integers(3, 100, 40).astype(np.int32)
 N_PREFILL = 36

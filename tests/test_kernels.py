@@ -11,13 +11,12 @@ import gguf
 import numpy as np
 import pytest
 
-from conftest import DEVICES, product_unit, rms
+from conftest import DEVICES, ISAS, product_unit, rms
 from reference import ACTIVATIONS, Rope, layer_norm, rms_norm
 from reference_formats import rounded
 from slimrt._core import ops
 from weight_formats import HALVES, HELD, PLAIN, block_size, dequantised, ggml, half_bytes, narrowed, random_weight
 
-ISAS = ops.backends()
 EPS = 2.0**-24  # half a unit in the last place of float32
 
 # Multiplied as they are stored, with CUDA some more; others are unpacked at load.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import kernel_calls
+from conftest import ISAS
 from kernel_calls import PAIRS, WEIGHT_LEVELS, pair_rounding, weight_rounding
 from pairwise import pairwise
 from reference import Rope
@@ -15,7 +16,6 @@ from reference_formats import rounded
 from slimrt._core import ops
 from test_kernels import rotation_of
 
-ISAS = ops.backends()
 TYPES = ["q8", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2", "f32"]
 
 

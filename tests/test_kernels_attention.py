@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from conftest import DEVICES, product_unit
+from conftest import DEVICES, ISAS, product_unit
 from kernel_calls import PAIRS, pair_rounding
 from pairwise import pairwise
 from reference import Rope
@@ -16,7 +16,6 @@ from reference_formats import rounded
 from slimrt._core import ops
 from test_kernels import rotation_of
 
-ISAS = ops.backends()
 TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2"]
 
 

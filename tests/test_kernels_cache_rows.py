@@ -6,12 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conftest import DEVICES
+from conftest import DEVICES, ISAS
 from pairwise import pairwise
 from reference_formats import rounded
 from slimrt._core import ops
 
-ISAS = ops.backends()
 TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2"]
 FEW_BITS = {"q4": 4, "q3": 3, "q2": 2}
 SHAPES = [(1, 1, 1), (3, 2, 7), (40, 4, 64), (70, 3, 80), (33, 2, 128), (5, 1, 200)]  # rows, heads, dim

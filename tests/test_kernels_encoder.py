@@ -13,7 +13,6 @@ from pairwise import pairwise
 from reference_formats import rounded
 from slimrt._core import ops
 
-ISAS = ops.backends()
 RNG = np.random.default_rng(5)
 
 

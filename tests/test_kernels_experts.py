@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from conftest import DEVICES, product_unit, relative
+from conftest import DEVICES, ISAS, product_unit, relative
 from reference import gated
 from slimrt._core import ops
 from test_kernels import NATIVE, PLAIN, on_devices, random_weight
@@ -147,7 +147,7 @@ def test_experts_with_gate_and_up_together_and_scales(type_name, tokens, isa):
 
 
 @pytest.mark.parametrize("type_name", ["f32", "q4_k"])
-@pytest.mark.parametrize("isa", ops.backends())
+@pytest.mark.parametrize("isa", ISAS)
 def test_threads_do_not_change_a_bit(isa, type_name):
     call = Call(type_name, 33)
     one = call.run(isa, 1)
@@ -250,12 +250,12 @@ def test_of_equal_scores_the_first_one_is_taken_and_of_none_the_last(isa):
 def test_route_takes_no_more_than_there_are():
     for n, taken in ((4, 5), (4, 0), (1025, 1)):
         with pytest.raises(ValueError, match="cannot be taken"):
-            ops.route(np.zeros((1, n), np.float32), taken, False, 1.0, ops.backends()[0])
+            ops.route(np.zeros((1, n), np.float32), taken, False, 1.0, ISAS[0])
     for groups, taken in (((3, 1), 1), ((4, 5), 1), ((4, 0), 1), ((4, 2), 5), ((0, 0), 1)):
         with pytest.raises(ValueError, match="cannot be taken from"):
-            ops.route(np.zeros((1, 8), np.float32), taken, False, 1.0, ops.backends()[0], groups=groups)
+            ops.route(np.zeros((1, 8), np.float32), taken, False, 1.0, ISAS[0], groups=groups)
     with pytest.raises(ValueError, match="a bias for each"):
-        ops.route(np.zeros((1, 8), np.float32), 1, False, 1.0, ops.backends()[0], bias=np.zeros((1, 7), np.float32))
+        ops.route(np.zeros((1, 8), np.float32), 1, False, 1.0, ISAS[0], bias=np.zeros((1, 7), np.float32))
 
 
 @pytest.mark.parametrize("isa", DEVICES)

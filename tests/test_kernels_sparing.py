@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from conftest import ISAS
 from kernel_calls import weight_rounding
 from pairwise import pairwise
 from reference import Rope, rounded
@@ -14,7 +15,6 @@ from slimrt._core import ops
 from test_kernels import rotation_of
 from test_kernels_absorbed import Call
 
-ISAS = ops.backends()
 TYPES = ("f32", "f16", "bf16", "q8", "fp8_e4m3", "q4")
 STRETCH = 1024  # rows that are weighed at a time, csrc/kernels/cpu/isa.h
 

@@ -16,7 +16,6 @@ from reference_formats import rounded, rounded_by_channel
 from slimrt._core import ops
 from test_kernels import rope_table
 
-ISAS = ops.backends()
 TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2"]
 
 

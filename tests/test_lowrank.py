@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import slimrt
-from conftest import GOLDEN, decode, derived, open_engine, relative
+from conftest import GOLDEN, ISAS, decode, derived, open_engine, relative
 from folds import fold_lowrank
 from gguf_shapes import Shape, write_random
 from pairwise import pairwise
@@ -304,7 +304,7 @@ def test_windows_refuse(convert):
         engine_of(convert(GOLDEN / "mistral_window"), USUAL, derived={})
 
 
-@pytest.mark.parametrize("isa", _core.ops.backends())
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("arch", "n_rot", "n_heads"), [("llama", 64, 4), ("gptneox", 64, 2), ("gptneox", 32, 2)])
 def test_heads_of_whole_vectors(arch, n_rot, n_heads, isa, tmp_path):
     """Keys that are turned as codes, block by block: neighbours or halves, a head or a part of it, for one query head

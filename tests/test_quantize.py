@@ -10,7 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 
 import slimrt
-from conftest import TESTS, decode, rms
+from conftest import ISAS, TESTS, decode, rms
 from slimrt import _core
 from slimrt.converter import quantize
 from slimrt.errors import ModelFormatError, UnsupportedError
@@ -51,7 +51,7 @@ def weights(name: str, shape: tuple[int, int] = (64, 512)) -> np.ndarray:
 
 
 # ---------------------------------------------------------------- the bytes
-@pytest.mark.parametrize("isa", _core.ops.backends())
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", TYPES)
 def test_our_kernels_unpack_what_gguf_unpacks(kind, isa):
     x = weights("heavy")

@@ -10,7 +10,7 @@ import pytest
 
 import slimrt
 import test_cache_modes_residual as residual
-from conftest import GOLDEN, decode, derived, open_engine, relative
+from conftest import GOLDEN, ISAS, decode, derived, open_engine, relative
 from reference import Reference
 from scored import capped, with_sinks
 from slimrt import _core, core
@@ -69,7 +69,7 @@ def test_prompt_in_chunks(name, mode, how, n_batch, scored):
     check(path, mode, "f32", decode(engine, IDS, len(IDS)), len(IDS), n_batch)
 
 
-@pytest.mark.parametrize("isa", _core.ops.backends())
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     ("name", "mode", "how"), [("llama_mha", "k", capped), ("mistral_window", "kv", capped), ("bloom", "kv", with_sinks)]
 )

@@ -7,6 +7,12 @@
 #include <sys/sysctl.h>
 
 #include <cstddef>
+#elif defined(__x86_64__)
+#include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 namespace slimrt {
@@ -44,6 +50,26 @@ ArmFeatures arm_features() {
 }
 #else
 ArmFeatures arm_features() { return {}; }
+#endif
+
+#ifdef __x86_64__
+bool has_avx512_bf16() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+}
+#else
+bool has_avx512_bf16() { return false; }
+#endif
+
+#if defined(__x86_64__) && defined(__linux__)
+bool may_use_amx() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    const bool there = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
+    constexpr long ask_for = 0x1023, tiles = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
+    return there && has_avx512_bf16() && ::syscall(SYS_arch_prctl, ask_for, tiles) == 0;
+}
+#else
+bool may_use_amx() { return false; }
 #endif
 
 }  // namespace slimrt

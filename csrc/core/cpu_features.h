@@ -4,8 +4,8 @@
 
 namespace slimrt {
 
-/// What this ARM CPU and its system offer beyond NEON, which every AArch64 CPU has; all false elsewhere. What
-/// x86 has is asked in kernels/cpu/dispatch_x86.cpp.
+/// What this ARM CPU and its system offer beyond NEON, which every AArch64 CPU has; all false elsewhere. x86:
+/// below and in kernels/cpu/dispatch_x86.cpp.
 struct ArmFeatures {
     bool dotprod = false;   // FEAT_DotProd: sdot
     bool i8mm = false;      // FEAT_I8MM: smmla
@@ -15,5 +15,11 @@ ArmFeatures arm_features();
 
 /// Whether this MIDR_EL1, by which a core says what it is, is of a Neoverse that has FEAT_I8MM.
 bool is_neoverse_with_i8mm(uint64_t midr);
+
+/// Whether this x86 CPU has AMX for bf16, and AVX-512 for it, and its system lets this process use the tiles,
+/// which it is asked for: Linux says no where a thread's stack for signals is too small for what they hold.
+bool may_use_amx();
+/// Whether it has AVX-512 for bf16.
+bool has_avx512_bf16();
 
 }  // namespace slimrt

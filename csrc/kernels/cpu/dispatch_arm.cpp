@@ -1,8 +1,6 @@
 // Which tables this AArch64 CPU can run.
-#include <vector>
-
 #include "core/cpu_features.h"
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/isa_of.h"
 
 namespace slimrt::cpu {
 
@@ -19,28 +17,8 @@ extern const Isa table;
 /// nullptr where it was left out: portable_isa.cpp, no_portable_isa.cpp.
 extern const Isa* const portable_isa;
 
-static void append(const LinearKernel* from, std::vector<LinearKernel>* to) {
-    for (; from->product; ++from) to->push_back(*from);
-}
-
-/// neon_dot, but for what neon_i8mm has of its own, whose kernels come first.
-static Isa with_i8mm() {
-    static const std::vector<LinearKernel> linear = [] {
-        std::vector<LinearKernel> all;
-        append(neon_i8mm::linear_kernels, &all);
-        append(neon_dot::table.linear, &all);
-        all.push_back({});
-        return all;
-    }();
-    Isa isa = neon_dot::table;
-    isa.name = "neon_i8mm";
-    isa.linear = linear.data();
-    isa.busy = neon_i8mm::busy;
-    return isa;
-}
-
 const Isa* const* supported_isas(int* n) {
-    static const Isa i8mm = with_i8mm();
+    static const Isa i8mm = isa_of("neon_i8mm", neon_dot::table, neon_i8mm::linear_kernels, neon_i8mm::busy);
     static const Isa* isas[4];
     static const int count = [] {
         const ArmFeatures cpu = arm_features();

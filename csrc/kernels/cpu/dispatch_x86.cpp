@@ -1,8 +1,13 @@
 // Which tables this x86 CPU can run.
-#include "kernels/cpu/isa.h"
+#include "core/cpu_features.h"
+#include "kernels/cpu/isa_of.h"
 
 namespace slimrt::cpu {
 
+namespace amx {
+extern const LinearKernel linear_kernels[];
+int64_t busy(uint32_t type, int64_t rounds, float* out);
+}  // namespace amx
 namespace avx512 {
 extern const Isa table;
 }
@@ -12,9 +17,12 @@ extern const Isa table;
 namespace portable {
 extern const Isa table;
 }
+/// nullptr in what is not built for tests: amx_emulated.cpp, no_amx_emulated.cpp.
+const Isa* emulated_amx(const Isa& avx512);
 
 const Isa* const* supported_isas(int* n) {
-    static const Isa* isas[3];
+    static const Isa with_amx = isa_of("amx", avx512::table, amx::linear_kernels, amx::busy);
+    static const Isa* isas[5];
     static const int count = [] {
         const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                               __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
@@ -22,9 +30,12 @@ const Isa* const* supported_isas(int* n) {
                                 __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
         int found = 0;
+        if (has_avx512 && may_use_amx()) isas[found++] = &with_amx;
         if (has_avx512) isas[found++] = &avx512::table;
         if (has_avx2) isas[found++] = &avx2::table;
         isas[found++] = &portable::table;
+        const Isa* const emulated = emulated_amx(avx512::table);
+        if (emulated && has_avx512 && has_avx512_bf16()) isas[found++] = emulated;
         return found;
     }();
     *n = count;

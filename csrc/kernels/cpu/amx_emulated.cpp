@@ -1,0 +1,17 @@
+// AMX as tiles_emulated.h has it, for dispatch_x86.cpp.
+#include "kernels/cpu/isa_of.h"
+
+namespace slimrt::cpu {
+
+namespace amx_emulated {
+extern const LinearKernel linear_kernels[];
+int64_t busy(uint32_t type, int64_t rounds, float* out);
+}  // namespace amx_emulated
+
+const Isa* emulated_amx(const Isa& avx512);
+const Isa* emulated_amx(const Isa& avx512) {
+    static const Isa isa = isa_of("amx_emulated", avx512, amx_emulated::linear_kernels, amx_emulated::busy);
+    return &isa;
+}
+
+}  // namespace slimrt::cpu

@@ -1,0 +1,62 @@
+// Products with many tokens by tiles: what the instruction set amx has of its own.
+#include "core/dtype.h"
+#include "kernels/cpu/linear.h"
+#include "kernels/cpu/linear_codes.h"
+#include "kernels/cpu/linear_tiles.h"
+#include SLIMRT_TILES
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+/// planes: how many bf16 a weight is, x_planes: an activation. min_tokens: from which on tiles are faster,
+/// although more is unpacked.
+template <FillTiles fill, class Block, int64_t block, int planes, int x_planes, int64_t min_tokens>
+static constexpr LinearKernel with_tiles(DType type) {
+    const auto product = [](const void* w, size_t w_stride, int64_t n_rows, const void* x, size_t x_stride,
+                            int64_t n_tokens, int64_t k, float* out, size_t out_stride, Access) {
+        const TileSource source{fill, block, sizeof(Block)};
+        tile_product<planes, x_planes, Tiles>({source, static_cast<const uint8_t*>(w), w_stride, n_rows,
+                                               static_cast<const uint8_t*>(x), x_stride, n_tokens, k, out,
+                                               out_stride});
+    };
+    return {static_cast<uint32_t>(type), min_tokens, tile_packed_bytes<x_planes>, tile_pack<x_planes>,
+            product};
+}
+
+template <class Weight>
+static constexpr LinearKernel coded_tiles(DType type) {
+    return with_tiles<fill_from_codes<Weight>, typename Weight::Block, Weight::block, 1, 1, 64>(type);
+}
+
+const LinearKernel linear_kernels[] = {
+    with_tiles<fill_from_halves, Half, 1, 2, 2, 32>(DType::F16),
+    with_tiles<fill_from_brains, Brain, 1, 1, 2, 16>(DType::BF16),
+    coded_tiles<WeightQ8_0>(DType::Q8_0),
+    coded_tiles<WeightQ4_0>(DType::Q4_0),
+    coded_tiles<WeightQ4_K>(DType::Q4_K),
+    coded_tiles<WeightQ5_K>(DType::Q5_K),
+    coded_tiles<WeightQ6_K>(DType::Q6_K),
+    coded_tiles<WeightIQ4_NL>(DType::IQ4_NL),
+    coded_tiles<WeightIQ4_XS>(DType::IQ4_XS),
+    coded_tiles<WeightMXFP4>(DType::MXFP4),
+    coded_tiles<WeightTQ2_0>(DType::TQ2_0),
+    coded_tiles<WeightOfCodes<ValuesIQ2>>(DType::IQ2_N),
+    coded_tiles<WeightOfCodes<ValuesIQ3_XXS>>(DType::IQ3_XXS_N),
+    coded_tiles<WeightOfCodes<ValuesIQ3_S>>(DType::IQ3_S_N),
+    {0, 0, nullptr, nullptr, nullptr},
+};
+
+/// A product of tiles is 16 x 16 x 32 multiply-adds; F16 takes three for one, BF16 two.
+int64_t busy(uint32_t type, int64_t rounds, float* out) {
+    if (type == static_cast<uint32_t>(DType::F32)) return busy_floats(rounds, out);
+    TileProducts<Tiles> products;
+    products.shape(32, 32);
+    for (int64_t i = 0; i < rounds; ++i) products.multiply<2, 2>();
+    Tiles::store<0>(operands, 0);
+    memcpy(out, operands, sizeof(Vec));
+    const int each = type == static_cast<uint32_t>(DType::F16)    ? 3
+                     : type == static_cast<uint32_t>(DType::BF16) ? 2
+                                                                  : 1;
+    return rounds * 4 * tile_rows * tile_rows * tile_elements / each;
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

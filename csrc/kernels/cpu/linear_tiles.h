@@ -1,0 +1,351 @@
+// Products with many tokens where the processor multiplies tiles of bf16, see tiles.h. A panel of rows is
+// unpacked once for all tokens. Of quantised weights, and of the activations beside them, the nearest bf16 is
+// taken: at most 1 / 256 of each away, where codes of eight bits are up to 1 / 254 of the largest of 32 away.
+// F16 weights and what stands beside floats are two bf16, of which the second has what the first leaves: 16
+// bits, and three products.
+#pragma once
+
+#include "kernels/cpu/linear_quant.h"
+#include "kernels/cpu/linear_unpack.h"
+#include "kernels/cpu/tile_shapes.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+constexpr int64_t tile_elements = tile_bytes / 2;  // of a row, that are multiplied at a time
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/// The nearest bf16 to two vectors, element i of both side by side.
+static inline __m512i brain_pairs(Vec even, Vec odd) {
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
+                                           7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd.v, even.v));
+    return _mm512_permutexvar_epi16(order, both);
+}
+
+/// What bf16 `of` it leaves of a; 0 of infinities.
+static inline Vec left_of(Vec a, __m512i of) {
+    const __m512 brain = _mm512_castsi512_ps(of);
+    return {_mm512_maskz_sub_ps(_mm512_cmp_ps_mask(a.v, brain, _CMP_NEQ_UQ), a.v, brain)};
+}
+static inline Vec left_of_even(Vec a, __m512i pairs) { return left_of(a, _mm512_slli_epi32(pairs, 16)); }
+static inline Vec left_of_odd(Vec a, __m512i pairs) {
+    return left_of(a, _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+}
+
+/// A packed row of k activations, zeros to a multiple of 32: as bf16, then (planes = 2) what that leaves.
+static inline int64_t tile_padded(int64_t k) { return (k + tile_elements - 1) & -tile_elements; }
+
+template <int planes>
+static size_t tile_packed_bytes(int64_t k) {
+    return static_cast<size_t>(tile_padded(k) * planes * 2);
+}
+
+template <int planes>
+static void tile_pack(const float* x, int64_t k, void* out) {
+    uint8_t* const to = static_cast<uint8_t*>(out);
+    const int64_t plane = tile_padded(k) * 2;
+    for (int64_t i = 0; i < tile_padded(k); i += lanes) {
+        const Vec a = k - i >= lanes ? load(x + i) : k > i ? load_part(x + i, k - i) : splat(0);
+        const auto brains = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 2 * i), brains);
+        if constexpr (planes == 2) {
+            const Vec left = left_of(a, _mm512_slli_epi32(_mm512_cvtepu16_epi32(brains), 16));
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + plane + 2 * i),
+                                reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(left.v)));
+        }
+    }
+}
+
+/// The elements of 16 rows as tiles one behind the other, a lane being a row; the second plane further.
+struct TileColumn {
+    uint8_t* to;
+    size_t plane;
+
+    uint8_t* pair(int64_t p) const { return to + p * tile_bytes; }
+};
+
+/// What unpack() feeds, of one block.
+template <class Weight>
+struct TileCodes {
+    TileColumn to;
+    Vec scales[Weight::block / Weight::group], lowest[Weight::block / Weight::group];
+
+    void scale(int group, Vec s) {
+        scales[group] = s;
+        if (!Weight::has_min) lowest[group] = s * splat(-Weight::offset);
+    }
+    void minimum(int group, Vec m) { lowest[group] = splat(0) - m; }
+    void fours(int at, const Words (&words)[8]) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+            const int group = 4 * (at + i) / Weight::group;
+            const auto value = [&](int j) { return fma(byte_of(words[i], j), scales[group], lowest[group]); };
+            store_words(to.pair(2 * (at + i)), brain_pairs(value(0), value(1)));
+            store_words(to.pair(2 * (at + i) + 1), brain_pairs(value(2), value(3)));
+        }
+    }
+};
+
+/// How 16 rows of a type become tiles: n elements, a multiple of 32.
+using FillTiles = void (*)(const RowsAt& from, int64_t n, TileColumn to);
+
+template <class Weight>
+static void fill_from_codes(const RowsAt& from, int64_t n, TileColumn to) {
+    for (int64_t b = 0; b < n / Weight::block; ++b) {
+        TileCodes<Weight> codes{to, {}, {}};
+        codes.to.to += b * Weight::block / 2 * tile_bytes;
+        unpack(RowsAt{from(0) + b * sizeof(typename Weight::Block), from.stride},
+               static_cast<const typename Weight::Block*>(nullptr), codes);
+    }
+}
+
+static void fill_from_halves(const RowsAt& from, int64_t n, TileColumn to) {
+    for (int64_t p = 0; p < n / 2; p += 8) {
+        Words pairs[8];
+        load_words(from, static_cast<int>(4 * p), pairs);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+            const Vec even = half_of(pairs[i], 0), odd = half_of(pairs[i], 1);
+            const __m512i first = brain_pairs(even, odd);
+            store_words(to.pair(p + i), first);
+            store_words(to.pair(p + i) + to.plane,
+                        brain_pairs(left_of_even(even, first), left_of_odd(odd, first)));
+        }
+    }
+}
+
+static void fill_from_brains(const RowsAt& from, int64_t n, TileColumn to) {
+    for (int64_t p = 0; p < n / 2; p += 8) {
+        Words pairs[8];
+        load_words(from, static_cast<int>(4 * p), pairs);
+        for (int i = 0; i < 8; ++i) store_words(to.pair(p + i), pairs[i]);
+    }
+}
+
+/// How the rows of a type lie in memory, and become tiles.
+struct TileSource {
+    FillTiles fill;
+    int64_t block, block_bytes;
+
+    int64_t bytes(int64_t n) const { return n / block * block_bytes; }
+};
+
+/// Up to 32 rows of up to 256 elements.
+template <int planes>
+struct TilePanel {
+    static constexpr int64_t elements = 256, rows = 2 * tile_rows;
+    static constexpr size_t column = elements / 2 * tile_bytes, plane = 2 * column;
+
+    alignas(64) uint8_t at[planes * plane];
+
+    /// Elements [0, n) of n_rows rows, zeros to a multiple of 32.
+    void fill(const TileSource& source, const uint8_t* w, size_t w_stride, int64_t n_rows, int64_t n) {
+        for (int64_t r = 0; r < n_rows; r += tile_rows) {
+            const TileColumn to{at + r / tile_rows * column, plane};
+            const RowsAt from{w + r * w_stride, w_stride};
+            if (n_rows - r >= tile_rows && n % tile_elements == 0)
+                source.fill(from, n, to);
+            else
+                fill_part(source, from, n_rows - r < tile_rows ? n_rows - r : tile_rows, n, to);
+        }
+    }
+
+  private:
+    static void fill_part(const TileSource& source, const RowsAt& from, int64_t n_rows, int64_t n,
+                          TileColumn to) {
+        constexpr size_t stride = 2 * elements + 64;  // of F16, than which no row here is longer
+        alignas(64) uint8_t copy[tile_rows * stride] = {};
+        for (int64_t r = 0; r < n_rows; ++r)
+            memcpy(copy + r * stride, from(static_cast<int>(r)), static_cast<size_t>(source.bytes(n)));
+        source.fill(RowsAt{copy, stride}, tile_padded(n), to);
+    }
+};
+
+/// Tiles 0 to 3: sums of 16 tokens for 16 rows. 4, 5: activations of tokens. 6, 7: weights of rows.
+template <class Tiles>
+class TileProducts {
+  public:
+    ~TileProducts() { Tiles::release(); }
+
+    /// For so many tokens and rows, up to 32 of each.
+    void shape(int64_t tokens, int64_t rows) {
+        if (tokens == tokens_ && rows == rows_) return;
+        tokens_ = tokens;
+        rows_ = rows;
+        TileShapes shapes;
+        for (int i = 0; i < 2; ++i) {
+            const auto clamp = [&](int64_t n) {
+                const int64_t left = n - i * tile_rows;
+                return static_cast<uint8_t>(left < 1 ? 1 : left < tile_rows ? left : tile_rows);
+            };
+            for (int j = 0; j < 2; ++j) {
+                shapes.rows[i + 2 * j] = clamp(tokens);
+                shapes.row_bytes[2 * i + j] = static_cast<uint16_t>(4 * clamp(rows));
+            }
+            shapes.rows[4 + i] = clamp(tokens);
+            shapes.row_bytes[4 + i] = tile_bytes;
+            shapes.rows[6 + i] = tile_rows;
+            shapes.row_bytes[6 + i] = static_cast<uint16_t>(4 * clamp(rows));
+        }
+        Tiles::shape(shapes);
+    }
+
+    /// sums [token][32] (+)= the first `steps` times 32 elements of the panel times the tokens; strides in
+    /// bytes.
+    template <int planes, int x_planes>
+    void add(const TilePanel<planes>& panel, const uint8_t* x, size_t x_stride, size_t x_plane, int64_t steps,
+             bool accumulate, float* sums) const {
+        const auto with = [&](auto tokens, auto rows) {
+            add_tiles<planes, x_planes, tokens, rows>(panel, x, x_stride, x_plane, steps, accumulate, sums);
+        };
+        using One = Number<1>;
+        using Two = Number<2>;
+        if (tokens_ > tile_rows)
+            rows_ > tile_rows ? with(Two{}, Two{}) : with(Two{}, One{});
+        else
+            rows_ > tile_rows ? with(One{}, Two{}) : with(One{}, One{});
+    }
+
+    /// Of T * 16 tokens and R * 16 rows.
+    template <int T, int R>
+    static void multiply() {
+        Tiles::template multiply<0, 4, 6>();
+        if constexpr (R == 2) Tiles::template multiply<2, 4, 7>();
+        if constexpr (T == 2) Tiles::template multiply<1, 5, 6>();
+        if constexpr (T == 2 && R == 2) Tiles::template multiply<3, 5, 7>();
+    }
+
+  private:
+    template <int n>
+    struct Number {
+        constexpr operator int() const { return n; }
+    };
+
+    template <int T>
+    static void load_tokens(const uint8_t* x, size_t stride) {
+        Tiles::template load<4>(x, stride);
+        if constexpr (T == 2) Tiles::template load<5>(x + tile_rows * stride, stride);
+    }
+    template <int R>
+    static void load_rows(const uint8_t* w, size_t column) {
+        Tiles::template load<6>(w, tile_bytes);
+        if constexpr (R == 2) Tiles::template load<7>(w + column, tile_bytes);
+    }
+    template <int planes, int x_planes, int T, int R>
+    static void add_tiles(const TilePanel<planes>& panel, const uint8_t* x, size_t x_stride, size_t x_plane,
+                          int64_t steps, bool accumulate, float* sums) {
+        constexpr size_t stride = 2 * tile_bytes;
+        const auto each_sum = [&](auto&& with) {  // its number, and where it belongs
+            with(Number<0>{}, sums);
+            if constexpr (T == 2) with(Number<1>{}, sums + tile_rows * stride / 4);
+            if constexpr (R == 2) with(Number<2>{}, sums + tile_rows);
+            if constexpr (T == 2 && R == 2) with(Number<3>{}, sums + tile_rows * stride / 4 + tile_rows);
+        };
+        each_sum([&](auto tile, float* at) {
+            if (accumulate)
+                Tiles::template load<tile>(at, stride);
+            else
+                Tiles::template zero<tile>();
+        });
+        for (int64_t i = 0; i < steps; ++i) {
+            const uint8_t *const w = panel.at + i * tile_rows * tile_bytes, *const of = x + i * tile_bytes;
+            load_tokens<T>(of, x_stride);
+            if constexpr (planes == 2) {
+                load_rows<R>(w + panel.plane, panel.column);
+                multiply<T, R>();
+            }
+            load_rows<R>(w, panel.column);
+            multiply<T, R>();
+            if constexpr (x_planes == 2) {
+                load_tokens<T>(of + x_plane, x_stride);
+                multiply<T, R>();
+            }
+        }
+        each_sum([&](auto tile, float* at) { Tiles::template store<tile>(at, stride); });
+    }
+
+    int64_t tokens_ = 0, rows_ = 0;
+};
+
+/// The sums of a block of tokens for a block of rows, 32 rows side by side: where they belong, tokens are as
+/// far apart as pages, often a power of two.
+struct TileSums {
+    static constexpr int64_t tokens = 512, rows = 128, columns = 2 * tile_rows;
+
+    alignas(64) float at[rows / columns][tokens][columns];
+
+    void copy(int64_t n_tokens, int64_t n_rows, float* out, size_t out_stride) const {
+        for (int64_t t = 0; t < n_tokens; ++t) {
+            for (int64_t r = 0; r < n_rows; r += lanes) {
+                const Vec of_rows = load(at[r / columns][t] + r % columns);
+                if (n_rows - r >= lanes)
+                    store(out + t * out_stride + r, of_rows);
+                else
+                    store_part(out + t * out_stride + r, of_rows, n_rows - r);
+            }
+        }
+    }
+};
+
+/// A product: rows of a type, of k elements each, times tokens.
+struct TileWork {
+    TileSource source;
+    const uint8_t* w;
+    size_t w_stride;
+    int64_t n_rows;
+    const uint8_t* x;
+    size_t x_stride;
+    int64_t n_tokens, k;
+    float* out;
+    size_t out_stride;
+};
+
+/// A panel from element `first` on times all tokens of a block, while the rows that follow are called for.
+template <int planes, int x_planes, class Tiles>
+static void tile_panel_product(const TilePanel<planes>& panel, TileProducts<Tiles>* products,
+                               const TileWork& work, int64_t first, float (*sums)[TileSums::columns]) {
+    constexpr int64_t at_once = 2 * tile_rows;
+    const int64_t n = least(work.k - first, panel.elements);
+    for (int64_t t = 0; t < work.n_tokens; t += at_once) {
+        products->shape(least(work.n_tokens - t, at_once), work.n_rows);
+        products->template add<planes, x_planes>(panel, work.x + t * work.x_stride + 2 * first, work.x_stride,
+                                                 tile_packed_bytes<1>(work.k), tile_padded(n) / tile_elements,
+                                                 first > 0, sums[t]);
+        const int64_t upto = least((t + at_once) * work.n_rows / work.n_tokens, work.n_rows);
+        for (int64_t r = t * work.n_rows / work.n_tokens; r < upto; ++r) {
+            const uint8_t* const next = work.w + (panel.rows + r) * work.w_stride + work.source.bytes(first);
+            for (int64_t i = 0; i < work.source.bytes(n); i += 64) __builtin_prefetch(next + i, 0, 2);
+        }
+    }
+}
+
+template <int planes, int x_planes, class Tiles>
+static void tile_product(const TileWork& all) {
+    using Panel = TilePanel<planes>;
+    Panel panel;
+    TileSums sums;
+    TileProducts<Tiles> products;
+    TileWork work = all;
+    for (int64_t token = 0; token < all.n_tokens; token += sums.tokens) {
+        work.x = all.x + token * all.x_stride;
+        work.n_tokens = least(all.n_tokens - token, sums.tokens);
+        for (int64_t row = 0; row < all.n_rows; row += sums.rows) {
+            const int64_t rows = least(all.n_rows - row, sums.rows);
+            // A panel's width of the activations stays in the cache, and the sums do.
+            for (int64_t first = 0; first < all.k; first += Panel::elements) {
+                for (int64_t r = 0; r < rows; r += Panel::rows) {
+                    work.w = all.w + (row + r) * all.w_stride;
+                    work.n_rows = least(rows - r, Panel::rows);
+                    panel.fill(all.source, work.w + all.source.bytes(first), all.w_stride, work.n_rows,
+                               least(all.k - first, Panel::elements));
+                    tile_panel_product<planes, x_planes>(panel, &products, work, first,
+                                                         sums.at[r / Panel::rows]);
+                }
+            }
+            sums.copy(work.n_tokens, rows, all.out + token * all.out_stride + row, all.out_stride);
+        }
+    }
+}
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

@@ -1,0 +1,18 @@
+// Tiles of up to 16 rows of 64 bytes: eight of them, by number.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace slimrt::cpu::SLIMRT_ISA {
+
+constexpr int tile_rows = 16, tile_bytes = 64;
+
+/// How much of each tile is in use, as ldtilecfg reads it.
+struct alignas(64) TileShapes {
+    uint8_t palette = 1, start_row = 0, unused[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+
+}  // namespace slimrt::cpu::SLIMRT_ISA

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with many tokens by tiles of bf16, as AMX multiplies them, or a build with the emulator elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conftest import rms
+from slimrt._core import ops
+from test_kernels import NATIVE, activation_rounding
+from weight_formats import block_size, random_weight
+
+TILES = [isa for isa in ops.backends() if isa.startswith("amx")]
+EPS = 2.0**-24
+FLOATS = {"f16": 2.0**-15, "bf16": 2.0**-16}  # what two bf16 for each factor leave of a product
+CODED = [name for name in NATIVE if name not in (*FLOATS, "f32")]
+
+pytestmark = pytest.mark.skipif(not TILES, reason="neither AMX here nor the emulator in this build")
+each_isa = pytest.mark.parametrize("isa", TILES)
+
+# Tokens and rows that fill tiles, pairs of them and blocks of them, and one less and more; k in whole blocks.
+SHAPES = [(64, 32), (65, 1), (79, 15), (80, 16), (81, 17), (95, 31), (97, 33), (512, 130), (513, 48), (545, 129)]
+SHAPES += [(1040, 7)]
+
+
+@each_isa
+@pytest.mark.parametrize("type_name", FLOATS)
+@pytest.mark.parametrize("k", [1, 31, 32, 33, 100, 255, 257, 600])
+def test_floats_are_multiplied_as_two_bf16(type_name, k, isa):
+    for tokens, rows in SHAPES:
+        raw, weight = random_weight(type_name, rows, k, seed=rows)
+        x = np.random.default_rng(tokens).normal(size=(tokens, k)).astype(np.float32)
+        got = ops.linear(x, raw.reshape(-1), type_name, rows, None, isa, 1 + rows % 2)
+        size = np.abs(x).astype(np.float64) @ np.abs(weight.T)
+        bound = (FLOATS[type_name] + (k + 4) * EPS) * size
+        assert (np.abs(got - x.astype(np.float64) @ weight.T) <= bound).all(), (tokens, rows)
+
+
+@each_isa
+@pytest.mark.parametrize("type_name", CODED)
+def test_codes_are_multiplied_as_bf16(type_name, isa):
+    """Half a unit of bf16 away on either side at most, and less on the whole than activations of eight bits are."""
+    for blocks, (tokens, rows) in enumerate(SHAPES):
+        k = block_size(type_name) * (1 + blocks % 5)
+        raw, weight = random_weight(type_name, rows, k, seed=rows)
+        x = np.random.default_rng(tokens).normal(size=(tokens, k)).astype(np.float32)
+        got = ops.linear(x, raw.reshape(-1), type_name, rows, None, isa, 1 + rows % 2)
+        error = got - x.astype(np.float64) @ weight.T
+        lowest = np.abs(weight).max() if type_name in ("q4_k", "q5_k") else 0  # a code and a minimum cancel, in float32
+        size = np.abs(x).astype(np.float64) @ (np.abs(weight.T) + lowest * 64 * EPS)
+        assert (np.abs(error) <= (2.0**-7 + 2.0**-16 + (k + 4) * EPS) * size).all(), (tokens, rows)
+        if got.size > 5000:
+            assert rms(error) < 0.6 * rms(activation_rounding(x, weight, type_name))
+
+
+@each_isa
+@pytest.mark.parametrize("type_name", ["f16", "bf16", "q8_0", "q4_k"])
+def test_numbers_that_are_none_stay_in_their_row(type_name, isa):
+    raw, weight = random_weight(type_name, 33, 512, seed=3)
+    x = np.random.default_rng(0).normal(size=(96, 512)).astype(np.float32)
+    x[0], x[1] = 0, 1e4
+    plain = ops.linear(x, raw.reshape(-1), type_name, 33, None, isa, 1)
+    assert (plain[0] == 0).all()
+    for bad in (np.nan, np.inf, -np.inf):
+        x[17, 300] = bad
+        got = ops.linear(x, raw.reshape(-1), type_name, 33, None, isa, 1)
+        assert not np.isfinite(got[17, weight[:, 300] != 0]).any()
+        assert np.array_equal(np.delete(got, 17, 0), np.delete(plain, 17, 0))
+
+
+@each_isa
+def test_tokens_and_threads_change_no_bit(isa):
+    """A token's sums are added in the same order, however many stand beside it."""
+    for type_name in ("f16", "bf16", "q8_0", "q5_k", "iq4_xs"):
+        raw, _ = random_weight(type_name, 200, 768, seed=2)
+        x = np.random.default_rng(1).normal(size=(700, 768)).astype(np.float32)
+        all_tokens = ops.linear(x, raw.reshape(-1), type_name, 200, None, isa, 1)
+        for n, threads in ((64, 1), (95, 3), (530, 2)):
+            some = ops.linear(x[:n], raw.reshape(-1), type_name, 200, None, isa, threads)
+            assert np.array_equal(some, all_tokens[:n]), (type_name, n)
