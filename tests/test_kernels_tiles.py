@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not TILES, reason="neither AMX here nor the emul
 each_isa = pytest.mark.parametrize("isa", TILES)
 
 # Tokens and rows that fill tiles, pairs of them and blocks of them, and one less and more; k in whole blocks.
-SHAPES = [(64, 32), (65, 1), (79, 15), (80, 16), (81, 17), (95, 31), (97, 33), (512, 130), (513, 48), (545, 129)]
+SHAPES = [(128, 32), (129, 1), (143, 15), (144, 16), (145, 17), (159, 31), (161, 33), (512, 130), (513, 48), (545, 129)]
 SHAPES += [(1040, 7)]
 
 
@@ -58,7 +58,7 @@ def test_codes_are_multiplied_as_bf16(type_name, isa):
 @pytest.mark.parametrize("type_name", ["f16", "bf16", "q8_0", "q4_k"])
 def test_numbers_that_are_none_stay_in_their_row(type_name, isa):
     raw, weight = random_weight(type_name, 33, 512, seed=3)
-    x = np.random.default_rng(0).normal(size=(96, 512)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(160, 512)).astype(np.float32)
     x[0], x[1] = 0, 1e4
     plain = ops.linear(x, raw.reshape(-1), type_name, 33, None, isa, 1)
     assert (plain[0] == 0).all()
@@ -76,6 +76,6 @@ def test_tokens_and_threads_change_no_bit(isa):
         raw, _ = random_weight(type_name, 200, 768, seed=2)
         x = np.random.default_rng(1).normal(size=(700, 768)).astype(np.float32)
         all_tokens = ops.linear(x, raw.reshape(-1), type_name, 200, None, isa, 1)
-        for n, threads in ((64, 1), (95, 3), (530, 2)):
+        for n, threads in ((128, 1), (159, 3), (530, 2)):
             some = ops.linear(x[:n], raw.reshape(-1), type_name, 200, None, isa, threads)
             assert np.array_equal(some, all_tokens[:n]), (type_name, n)

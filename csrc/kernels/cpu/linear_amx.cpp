@@ -8,7 +8,7 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 
 /// planes: how many bf16 a weight is, x_planes: an activation. min_tokens: from which on tiles are faster,
-/// although more is unpacked.
+/// although more is unpacked; of floats also from which on others round too, and more.
 template <FillTiles fill, class Block, int64_t block, int planes, int x_planes, int64_t min_tokens>
 static constexpr LinearKernel with_tiles(DType type) {
     const auto product = [](const void* w, size_t w_stride, int64_t n_rows, const void* x, size_t x_stride,
@@ -28,8 +28,8 @@ static constexpr LinearKernel coded_tiles(DType type) {
 }
 
 const LinearKernel linear_kernels[] = {
-    with_tiles<fill_from_halves, Half, 1, 2, 2, 32>(DType::F16),
-    with_tiles<fill_from_brains, Brain, 1, 1, 2, 16>(DType::BF16),
+    with_tiles<fill_from_halves, Half, 1, 2, 2, WidePairs::min_tokens>(DType::F16),
+    with_tiles<fill_from_brains, Brain, 1, 1, 2, WidePairs::min_tokens>(DType::BF16),
     coded_tiles<WeightQ8_0>(DType::Q8_0),
     coded_tiles<WeightQ4_0>(DType::Q4_0),
     coded_tiles<WeightQ4_K>(DType::Q4_K),
