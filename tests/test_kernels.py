@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
-from conftest import DEVICES, ISAS, product_unit, rms
+from conftest import DEVICES, ISAS, PRODUCT_ISAS, product_unit, rms
 from reference import ACTIVATIONS, Rope, layer_norm, rms_norm
 from reference_formats import rounded
 from slimrt._core import ops
@@ -48,7 +48,7 @@ def test_the_best_instruction_set_of_a_cpu():
 def on_devices(type_names: list[str]) -> list[Any]:
     """(type, device) for each of them, on CUDA also for what only that multiplies as it is stored."""
     cuda = (pytest.param(name, "cuda", marks=DEVICES[-1].marks) for name in type_names + ON_CUDA)
-    return [*product(type_names, ISAS), *cuda]
+    return [*product(type_names, PRODUCT_ISAS), *cuda]
 
 
 def test_the_portable_kernels_are_always_there():

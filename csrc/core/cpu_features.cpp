@@ -53,12 +53,16 @@ ArmFeatures arm_features() { return {}; }
 #endif
 
 #ifdef __x86_64__
-bool has_avx512_bf16() {
+/// A bit of EAX of CPUID's second leaf of features.
+static bool has_feature(int bit) {
     unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
 }
+bool has_avx512_bf16() { return has_feature(5); }
+bool has_avx_vnni() { return has_feature(4); }
 #else
 bool has_avx512_bf16() { return false; }
+bool has_avx_vnni() { return false; }
 #endif
 
 #if defined(__x86_64__) && defined(__linux__)

@@ -19,7 +19,8 @@ bool is_neoverse_with_i8mm(uint64_t midr);
 /// Whether this x86 CPU has AMX for bf16, and AVX-512 for it, and its system lets this process use the tiles,
 /// which it is asked for: Linux says no where a thread's stack for signals is too small for what they hold.
 bool may_use_amx();
-/// Whether it has AVX-512 for bf16.
+/// Whether it has AVX-512 for bf16, and VNNI without AVX-512.
 bool has_avx512_bf16();
+bool has_avx_vnni();
 
 }  // namespace slimrt

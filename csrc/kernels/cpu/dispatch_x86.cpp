@@ -11,6 +11,10 @@ int64_t busy(uint32_t type, int64_t rounds, float* out);
 namespace avx512 {
 extern const Isa table;
 }
+namespace avx_vnni {
+extern const LinearKernel linear_kernels[];
+int64_t busy(uint32_t type, int64_t rounds, float* out);
+}  // namespace avx_vnni
 namespace avx2 {
 extern const Isa table;
 }
@@ -22,7 +26,8 @@ const Isa* emulated_amx(const Isa& avx512);
 
 const Isa* const* supported_isas(int* n) {
     static const Isa with_amx = isa_of("amx", avx512::table, amx::linear_kernels, amx::busy);
-    static const Isa* isas[5];
+    static const Isa with_vnni = isa_of("avx_vnni", avx2::table, avx_vnni::linear_kernels, avx_vnni::busy);
+    static const Isa* isas[6];
     static const int count = [] {
         const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                               __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
@@ -32,6 +37,7 @@ const Isa* const* supported_isas(int* n) {
         int found = 0;
         if (has_avx512 && may_use_amx()) isas[found++] = &with_amx;
         if (has_avx512) isas[found++] = &avx512::table;
+        if (has_avx2 && has_avx_vnni()) isas[found++] = &with_vnni;
         if (has_avx2) isas[found++] = &avx2::table;
         isas[found++] = &portable::table;
         const Isa* const emulated = emulated_amx(avx512::table);
