@@ -72,10 +72,11 @@ def own_error(isa: str, type_name: str, p: np.ndarray, known: np.ndarray, call: 
     rotation=["", "neox", "interleaved"],
     loud=[1.0, 3.0, 6.0],
     budget=[{"sparse_threshold": 1e-2}, {"sparse_threshold": 0.2}, {"sparse_delta": 0.02}, {"sparse_delta": 0.1}],
+    kept=[False, True],
     threads=[1, 3],
     isa=ISAS,
 )
-def test_what_is_passed_over_is_within_the_budget(name, type_name, rotation, loud, budget, threads, isa):
+def test_what_is_passed_over_is_within_the_budget(name, type_name, rotation, loud, budget, kept, threads, isa):
     """With rows of length 1 at most, the sum moves by no more than twice the weight that was passed over, and that is
     at most the budget; by squares it is at most delta times the square root of how many there were (Cauchy-Schwarz)."""
     call = SHAPES[name]
@@ -84,7 +85,7 @@ def test_what_is_passed_over_is_within_the_budget(name, type_name, rotation, lou
     q, k = call.data(loud)
     known = known_rows(call, k, type_name)
     p, size = call.weights(q, known, rope)
-    (got,), (met, passed) = run(call, q, k, type_name, rope, isa, threads, **budget)
+    (got,), (met, passed) = run(call, q, k, type_name, rope, isa, threads, **budget, keeps_means=kept)
     assert 0 <= passed <= met
     wanted = exact(p, known)
     rows = np.linalg.norm(known, axis=1).max()
@@ -133,6 +134,31 @@ def test_what_is_passed_over_counts_as_its_mean(type_name, loud_rows, isa):
     left_out = exact(p * ~np.isin(np.arange(900), quiet), known)
     error = np.linalg.norm(got - exact(p, known), axis=-1)
     assert (error < 0.1 * np.linalg.norm(left_out - exact(p, known), axis=-1)).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", TYPES)
+def test_kept_means_are_those_of_whole_stretches(type_name, isa):
+    """Even weights, all of which are passed over, so that means alone are read: those of 1024 rows, wherever the parts
+    end that threads compute. Where these end with stretches, sums that are not kept are the same to the last bit."""
+    call = Call(4, 4, 32, 4 * STRETCH + 1, 1)
+    q, k = call.data(0.3)
+    k[:-1] += np.repeat(np.random.default_rng(3).normal(size=(4, 128)), STRETCH, axis=0)
+    known = known_rows(call, k, type_name)
+    p, _ = call.weights(q, known, None)
+    stretches = np.arange(5) * STRETCH
+    sizes = np.diff(np.append(stretches, call.rows))
+    means = np.add.reduceat(known, stretches) / sizes[:, None]
+    wanted = exact(np.add.reduceat(p, stretches, axis=-1), means)
+    for threads in (1, 3):
+        (got,), (met, passed) = run(call, q, k, type_name, None, isa, threads, sparse_delta=0.5, keeps_means=True)
+        assert met == passed == 4 * 4 * STRETCH
+        assert np.abs(got - wanted).max() < 2e-3 * np.abs(wanted).max()
+    assert np.abs(wanted - exact(p, known)).max() > 2e-2 * np.abs(wanted).max()  # it shows which mean was read
+    (kept,), (summed,) = (
+        run(call, q, k, type_name, None, isa, sparse_delta=0.5, keeps_means=keeps)[0] for keeps in (True, False)
+    )
+    assert np.array_equal(kept, summed)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <optional>
 #include <random>
 #include <span>
 
@@ -99,6 +100,9 @@ AttentionTimes time_attention(Arrays& arrays, const Decoding& d, int repetitions
     };
     add_values(planes[d.absorbed ? 0 : 1], d.absorbed ? 1 : d.n_kv_heads, d.value_dim());
     if (d.rank) add_values(planes[1], 1, d.rank);
+    const bool spares = d.absorbed && (d.sparse_threshold > 0 || d.sparse_delta > 0);
+    std::optional<MeansOfValues> means;
+    if (spares) means.emplace(arrays.backend(), values, sequences);
     if (!d.bias.empty() && int64_t(d.bias.size()) != d.n_heads * (d.n + 1))
         fail(ErrorCode::argument, "these are not the biases of ", d.n_heads, " heads and ", d.n, " rows");
     const Tensor bias = d.bias.empty() ? Tensor{} : arrays.put(d.bias.data(), DType::F32, d.n_heads, d.n + 1);

@@ -1,10 +1,12 @@
-// A plane of cache rows outside of any cache.
+// Planes of cache rows outside of any cache.
 #pragma once
 
 #include <algorithm>
 #include <random>
+#include <span>
 #include <vector>
 
+#include "cache/kept_means.h"
 #include "core/error.h"
 #include "kernels/backend.h"
 
@@ -68,6 +70,28 @@ struct StoredRows {
              .slots = in_order,
              .scale_tokens = rows.scale_tokens});
     }
+};
+
+/// What a cache keeps of values that attention spares: the means of the whole stretches of sequences.
+class MeansOfValues {
+  public:
+    MeansOfValues(Backend& backend, std::span<ValueTerm> values, std::span<AttentionSequence> sequences)
+        : of_sequences_(sequences.size()) {
+        Format planes;
+        for (const ValueTerm& term : values) planes.push_back({"values", term.stored.width, 1, DType::F32});
+        int64_t n = 0;
+        for (const AttentionSequence& sequence : sequences) n += sequence.end / kStretchRows;
+        kept_ = KeptMeans({{&backend, planes}}, n);
+        for (size_t i = 0; i < sequences.size(); ++i) {
+            kept_.grow(of_sequences_[i], sequences[i].end);
+            sequences[i].means = of_sequences_[i];
+        }
+        for (size_t p = 0; p < values.size(); ++p) values[p].stored.means = kept_.of(0, int(p));
+    }
+
+  private:
+    KeptMeans kept_;
+    std::vector<std::vector<int32_t>> of_sequences_;
 };
 
 }  // namespace slimrt::bench

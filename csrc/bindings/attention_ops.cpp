@@ -168,12 +168,13 @@ class Terms {
 /// One sequence, see Terms: out of each value term. relative_bias: as AttentionArgs has it, its last column
 /// for a query's own token; or, not causal, its middle one: then the fresh rows are queries only, and see all
 /// stored ones. sinks: one a head. lse [n_fresh, heads]: merges what the terms' `out` hold with it, and adds
-/// the new one to what is returned; so does a budget with what it met and passed over.
+/// the new one to what is returned; so does a budget with what it met and passed over. keeps_means: of the
+/// values' whole stretches, as a cache does.
 nb::list attention_of_terms(const std::vector<nb::dict>& scores, const std::vector<nb::dict>& values,
                             int n_heads, int n_fresh, float scale, int64_t window, const std::string& isa,
                             int n_threads, const std::optional<F32>& relative_bias, bool causal,
                             float score_cap, const std::optional<F32>& sinks, const std::optional<F32>& lse,
-                            float sparse_threshold, float sparse_delta) {
+                            float sparse_threshold, float sparse_delta, bool keeps_means) {
     Arrays arrays(isa, n_threads);
     Terms terms(arrays, n_fresh);
     std::vector<ScoreTerm> score_terms;
@@ -183,6 +184,8 @@ nb::list attention_of_terms(const std::vector<nb::dict>& scores, const std::vect
     AttentionSequence sequence = terms.sequence();
     sequence.causal = sequence.fresh = causal;
     if (!causal) sequence.position = 0;
+    std::optional<bench::MeansOfValues> means;
+    if (keeps_means) means.emplace(arrays.backend(), value_terms, std::span(&sequence, 1));
     const Tensor bias = relative_bias ? arrays.of(*relative_bias) : Tensor{};
     const Tensor sums = lse ? arrays.of(*lse) : Tensor{};
     if ((sinks && int64_t(sinks->size()) != n_heads) ||
@@ -254,7 +257,7 @@ void bind_attention_ops(nb::module_& m) {
           arg("n_fresh"), arg("scale"), arg("window"), arg("isa"), arg("n_threads") = 1,
           arg("relative_bias") = nb::none(), arg("causal") = true, arg("score_cap") = 0.0f,
           arg("sinks") = nb::none(), arg("lse") = nb::none(), arg("sparse_threshold") = 0.0f,
-          arg("sparse_delta") = 0.0f);
+          arg("sparse_delta") = 0.0f, arg("keeps_means") = false);
     m.def("recoded", &recoded, arg("x"), arg("heads"), arg("from_type"), arg("to_type"), arg("scale_tokens"),
           arg("width"), arg("begin"), arg("end"), arg("isa"), arg("n_threads") = 1);
     m.def("quantize_dequantize", &quantize_dequantize, arg("x"), arg("heads"), arg("type"), arg("isa"),

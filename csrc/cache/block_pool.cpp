@@ -6,7 +6,7 @@
 
 namespace slimrt {
 
-BlockPool::BlockPool(std::vector<Stored> layers, int64_t n_blocks) {
+BlockPool::BlockPool(std::vector<Stored> layers, int64_t n_blocks) : blocks_(n_blocks) {
     for (Stored& stored : layers) {
         Layer layer{std::move(stored), {}, 0, {}};
         for (const Plane& plane : layer.format) {
@@ -16,8 +16,6 @@ BlockPool::BlockPool(std::vector<Stored> layers, int64_t n_blocks) {
         layer.pool = layer.backend->alloc(MemoryKind::cache, layer.block_bytes * n_blocks, "cache");
         layers_.push_back(std::move(layer));
     }
-    users_.assign(n_blocks, 0);
-    for (int64_t b = n_blocks; b-- > 0;) free_.push_back(int32_t(b));
 }
 
 size_t BlockPool::block_bytes() const {
@@ -27,15 +25,8 @@ size_t BlockPool::block_bytes() const {
 }
 
 int32_t BlockPool::take() {
-    if (free_.empty()) fail(ErrorCode::context_overflow, "the cache has no free block");
-    const int32_t block = free_.back();
-    free_.pop_back();
-    users_[block] = 1;
-    return block;
-}
-
-void BlockPool::drop(int32_t block) {
-    if (--users_[block] == 0) free_.push_back(block);
+    if (n_free() == 0) fail(ErrorCode::context_overflow, "the cache has no free block");
+    return blocks_.take();
 }
 
 void BlockPool::copy(int32_t from, int32_t to) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cache/cache_mode.h"
+#include "cache/shared_slots.h"
 
 namespace slimrt {
 
@@ -24,13 +25,13 @@ class BlockPool {
     size_t block_bytes() const;  // of all layers
     int n_layers() const { return int(layers_.size()); }
 
-    int64_t n_blocks() const { return int64_t(users_.size()); }
-    int64_t n_free() const { return int64_t(free_.size()); }
+    int64_t n_blocks() const { return blocks_.size(); }
+    int64_t n_free() const { return blocks_.n_free(); }
     /// Sequences that use a block; more than one may, as long as none writes to it.
-    int users(int32_t block) const { return users_[block]; }
+    int users(int32_t block) const { return blocks_.users(block); }
     int32_t take();
-    void share(int32_t block) { ++users_[block]; }
-    void drop(int32_t block);
+    void share(int32_t block) { blocks_.share(block); }
+    void drop(int32_t block) { blocks_.drop(block); }
     void copy(int32_t from, int32_t to);
 
     /// Views of a layer's planes for reading and writing.
@@ -56,8 +57,7 @@ class BlockPool {
     };
 
     std::vector<Layer> layers_;
-    std::vector<int32_t> users_;
-    std::vector<int32_t> free_;
+    SharedSlots blocks_;
 };
 
 template <class Visit>

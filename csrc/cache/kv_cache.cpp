@@ -27,7 +27,7 @@ KvCache::KvCache(const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs
         });
         const int group = int(known - groups_.begin());
         if (known == groups_.end()) {
-            groups_.push_back({layer.window, layer.regions, {}, {}});
+            groups_.push_back({layer.window, layer.regions, {}, {}, {}});
             stored.emplace_back(layer.regions.n_classes);
         }
         where_.push_back({group, int(groups_[group].layers.size()), layer.backend});
@@ -40,7 +40,7 @@ KvCache::KvCache(const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs
                 layer.backend->alloc(MemoryKind::scratch, kMoved * sizeof(int32_t), "slots of aging rows");
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
-        const auto& [window, regions, classes, of_group] = groups_[g];
+        const auto& [window, regions, classes, of_group, means] = groups_[g];
         assert(window == 0 || regions.n_classes == 1);
         for (int c = 0; c < regions.n_classes; ++c) {
             const int64_t all = blocks_for(n_ctx), rows = window - 1 + std::min(limits.longest, n_ctx);
@@ -50,7 +50,21 @@ KvCache::KvCache(const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs
             groups_[g].classes.push_back(
                 {blocks, BlockPool(std::move(stored[g][c]), n_blocks(regions, c, blocks))});
         }
+        groups_[g].means = means_of(groups_[g], layers);
     }
+}
+
+/// As many as there are stretches in its blocks, unless rows come and go.
+KeptMeans KvCache::means_of(const Group& group, const std::vector<LayerRows>& layers) {
+    const bool all_stay = group.window == 0 && group.regions.n_classes == 1;
+    std::vector<KeptMeans::Layer> kept;
+    bool any = false;
+    for (const int layer : group.layers) {
+        const auto& [backend, formats, window, regions, spared] = layers[layer];
+        kept.push_back({backend, spared && !formats.empty() ? formats[0] : Format{}});
+        any |= spared;
+    }
+    return all_stay && any ? KeptMeans(kept, group.classes[0].pool.n_blocks() / kStretchBlocks) : KeptMeans();
 }
 
 /// Of a pool, of which a sequence takes at most so many.
@@ -125,6 +139,7 @@ int KvCache::fork(int sequence) {
         for (size_t c = 0; c < groups_[g].classes.size(); ++c)
             for (const int32_t block : copy.groups[g][c].table)
                 if (block >= 0) groups_[g].classes[c].pool.share(block);
+    for (size_t g = 0; g < groups_.size(); ++g) groups_[g].means.share(copy.groups[g][0].means);
     sequences_[next_] = std::move(copy);
     return next_++;
 }
@@ -144,6 +159,7 @@ int KvCache::thin(int sequence, int64_t first, int64_t last) {
         const auto out = std::span(table).subspan(first, end - first);
         for (const int32_t block : out) groups_[g].classes[0].pool.drop(block);
         table.erase(table.begin() + first, table.begin() + end);
+        groups_[g].means.cut(s.groups[g][0].means, first * kBlockTokens);
     }
     s.skipped += (end - first) * kBlockTokens;
     s.length -= (end - first) * kBlockTokens;
@@ -169,8 +185,9 @@ void KvCache::truncate(int sequence, int64_t length) {
         if (groups_[g].classes.size() > 1) require_retreat(groups_[g], s.groups[g], length);
     }
     for (size_t g = 0; g < groups_.size(); ++g) {
-        auto& [table, first, end] = s.groups[g][0];
+        auto& [table, first, end, means] = s.groups[g][0];
         BlockPool& pool = groups_[g].classes[0].pool;
+        groups_[g].means.cut(means, length);
         for (; int64_t(table.size()) > blocks_for(length); table.pop_back())
             if (table.back() >= 0) pool.drop(table.back());
         if (length == 0) first = 0;
@@ -332,6 +349,7 @@ void KvCache::reserve(int sequence, int64_t n) {
         assert(kept.first <= begin(int(g), s.length));
         if (n > 0 && s.length % kBlockTokens) own_block(written, kept.table[s.length / kBlockTokens]);
         while (int64_t(kept.table.size()) < end) kept.table.push_back(written.pool.take());
+        group.means.grow(kept.means, s.length);
     }
     s.reserved = s.length + n;
     s.placed = is_placed(n);
@@ -347,8 +365,10 @@ void KvCache::add_slots(int sequence, int group, int64_t n, std::vector<int32_t>
 
 std::vector<Rows> KvCache::rows(int layer, int c) const {
     std::vector<Rows> views;
-    for (size_t p = 0; p < format(layer, c).size(); ++p)
+    for (size_t p = 0; p < format(layer, c).size(); ++p) {
         views.push_back(pool(layer, c).rows(where_[layer].index, int(p)));
+        if (c == 0) views.back().means = groups_[where_[layer].group].means.of(where_[layer].index, int(p));
+    }
     return views;
 }
 

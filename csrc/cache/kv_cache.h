@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "cache/block_pool.h"
+#include "cache/kept_means.h"
 
 namespace slimrt {
 
@@ -33,6 +34,7 @@ struct LayerRows {
     std::vector<Format> formats;
     int64_t window = 0;
     Regions regions;
+    bool spared = false;  // attention passes over some, for which means are kept where all rows stay
 };
 
 /// How rows of a layer change their class: CacheMode::recode().
@@ -93,6 +95,10 @@ class KvCache {
     int n_groups() const { return int(groups_.size()); }
     int group_of(int layer) const { return where_[layer].group; }
     const int32_t* table(int sequence, int group, int c = 0) const;
+    /// Of its first stretches, as AttentionSequence has them.
+    std::span<const int32_t> means(int sequence, int group) const {
+        return find(sequence).groups[group][0].means;
+    }
     /// The first row that tokens after `length` ones look back to.
     int64_t begin(int group, int64_t length) const;
     /// Where a sequence's rows are, oldest first; the last is the newest rows. In number and classes the same
@@ -148,6 +154,7 @@ class KvCache {
         Regions regions;
         std::vector<Class> classes;
         std::vector<int> layers;
+        KeptMeans means;
 
         int64_t origin(int c) const { return c == 0 ? 0 : regions.sinks; }
     };
@@ -159,8 +166,9 @@ class KvCache {
     /// What a sequence has of a class.
     struct Kept {
         std::vector<int32_t> table;
-        int64_t first = 0;  // position of the oldest row that was not given back; class 0
-        int64_t end = 0;    // after the newest row of the region; older classes
+        int64_t first = 0;           // position of the oldest row that was not given back; class 0
+        int64_t end = 0;             // after the newest row of the region; older classes
+        std::vector<int32_t> means;  // KeptMeans of its first stretches; class 0
 
         int64_t front() const { return first / kBlockTokens; }  // its block
     };
@@ -194,6 +202,7 @@ class KvCache {
                                                     : blocks_taken(group, growth);
     }
     int64_t blocks_taken(int group, Growth growth) const;
+    static KeptMeans means_of(const Group& group, const std::vector<LayerRows>& layers);
     void require_free(const Group& group, int c, int64_t blocks) const;
     void own_block(Class& of, int32_t& block);
     static void give_back(Group& group, Kept& kept, int64_t front);

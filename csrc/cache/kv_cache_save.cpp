@@ -112,8 +112,7 @@ void KvCache::restore(int sequence, std::span<const std::byte> bytes, int64_t fr
 void KvCache::tile(int sequence, int64_t length) {
     Sequence& s = find(sequence);
     const auto can = [](const std::vector<Kept>& classes) {
-        const auto& [table, first, end] = classes[0];
-        if (classes.size() == 1) return int64_t(table.size()) > blocks_for(first);
+        if (classes.size() == 1) return int64_t(classes[0].table.size()) > blocks_for(classes[0].first);
         return std::ranges::all_of(classes.begin() + 1, classes.end(), [](const Kept& kept) {
             return std::ranges::any_of(kept.table, [](int32_t block) { return block >= 0; });
         });

@@ -64,6 +64,9 @@ const DTypeInfo* find_dtype(uint32_t ggml_type);
 const DTypeInfo* find_dtype(const char* name);
 
 inline constexpr int kBlockTokens = 32;  // rows of a block of a paged cache
+/// Rows of a stretch, which begins at a multiple of it: how many attention weighs at a time where it spares
+/// some.
+inline constexpr int64_t kStretchBlocks = 32, kStretchRows = kStretchBlocks * kBlockTokens;
 
 /// A type that cache rows may have: bits of an element, whose codes begin with a byte in every head; elements
 /// of a head with a scale of their own (0: all, if there are scales), and the bytes of such a scale.

@@ -31,6 +31,7 @@ void Step::add_sequence(KvCache& cache, int sequence, int64_t n) {
                             .fresh = is_newest,
                             .table = cache.table(sequence, g, c),
                             .causal = is_newest});
+            if (is_newest) newest.back().means = cache.means(sequence, g);
         }
     }
     last = sequence;

@@ -32,6 +32,15 @@ struct Rope {
     explicit operator bool() const { return bool(table); }
 };
 
+/// Means of the rows of one plane, of a stretch each, which attention sums when it first needs one.
+struct StretchMeans {
+    float* base = nullptr;     // [mean][stride]; none are kept
+    uint8_t* known = nullptr;  // of each whether it was summed
+    size_t stride = 0;         // floats
+
+    float* mean(int32_t i) const { return base + i * stride; }
+};
+
 /// The stored rows of one plane. Paged: position p lies in block table[p / block_tokens], block b begins at
 /// base + b * block_stride, and in a block stands head after head: its elements of all tokens, then its
 /// scales (head_bytes()). Dense (block_tokens == 0, no scales): position p is at base + (p - first) *
@@ -45,6 +54,7 @@ struct Rows {
     int block_tokens = 0;
     int64_t first = 0;
     int scale_tokens = 0;
+    StretchMeans means;  // of those that AttentionSequence::means names
 
     int head_dim() const { return width / heads; }
 };
@@ -71,6 +81,7 @@ struct AttentionSequence {
     const int32_t* table = nullptr;  // block table (host memory), none for dense rows
     bool causal = true;              // else every query sees all rows [begin, end)
     int uploaded = -1;               // where Backend::upload_sequences() put it, if it did
+    std::span<const int32_t> means;  // of each of its first stretches: in Rows::means (host memory); or -1
 };
 
 /// scores += scale * q . rotate(row[head] * row_scale * factor + bias), a factor for each row or row head.

@@ -20,7 +20,13 @@ std::vector<LayerRows> rows_of(const std::vector<LayerChoice>& layers, const Dec
     std::vector<LayerRows> rows;
     for (const LayerChoice& layer : layers) {
         const auto& [mode, config, owner, shared, rotates] = layer;
-        rows.push_back({decoder.part_of(config.layer).backend, {}, config.window, mode->regions(config)});
+        Backend* const backend = decoder.part_of(config.layer).backend;
+        const bool sparse = config.sparse_threshold > 0 || config.sparse_delta > 0;
+        rows.push_back({backend,
+                        {},
+                        config.window,
+                        mode->regions(config),
+                        sparse && mode->has_values_of_all() && backend->on_host()});  // CUDA reads all
         if (!layer.owns()) continue;
         rows.back().formats = mode->older_formats(config);
         rows.back().formats.insert(rows.back().formats.begin(), mode->format(config));

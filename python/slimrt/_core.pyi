@@ -36,6 +36,7 @@ class _Ops:
         lse: NDArray[np.float32] | None = None,
         sparse_threshold: float = 0.0,
         sparse_delta: float = 0.0,
+        keeps_means: bool = False,
     ) -> list[NDArray[np.float32]]:
         """Attention of one sequence over one or two terms of scores and of values: float32 [n_fresh, n_heads * dim]
         for each term of values.
@@ -46,7 +47,8 @@ class _Ops:
         its query; its last column is for the query's own token. Not causal: the fresh rows are queries only, they see
         all stored rows, and the middle column (n // 2) is for distance 0. score_cap c > 0: a score s is c tanh(s / c),
         before the bias. sinks: float32 [n_heads], scores in the denominator without a value. lse [n_fresh, n_heads]:
-        combines the result with the terms' `out` by log-sum-exp, and returns the new one last.
+        combines the result with the terms' `out` by log-sum-exp, and returns the new one last. keeps_means: of whole
+        stretches of the values' rows, for a budget to read.
         """
     def __getattr__(self, name: str) -> Any:
         """The others: csrc/bindings/ops.cpp, attention_ops.cpp and sampler.cpp."""

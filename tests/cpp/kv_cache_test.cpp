@@ -217,9 +217,52 @@ class RandomWalk {
     long rows_read_ = 0, refused_ = 0, without_room_ = 0, aged_ = 0, returned_ = 0, placed_ = 0;
 };
 
+/// Means that are kept belong to whole stretches of a sequence's own rows, and come back when nobody has
+/// those.
+void check_means() {
+    constexpr int64_t kOne = kStretchRows, kLongest = 3 * kOne;
+    const std::unique_ptr<Backend> backend = open_cpu_backend({.n_threads = 1});
+    const Format format{{"k", kWidth, 1, DType::F32}};
+    const KvCache window({{backend.get(), {format}, kWindow, {}, true}}, kLongest, 1, 0,
+                         {kLongest, kLongest});
+    KvCache cache({{backend.get(), {format}, 0, {}, true}, {backend.get(), {format}, 0, {}, false}}, kLongest,
+                  2, 0, {kLongest, kLongest});
+    require(cache.rows(0)[0].means.base && !cache.rows(1)[0].means.base && !window.rows(0)[0].means.base,
+            "means are kept where attention spares rows that all stay");
+    const auto grow = [&](int id, int64_t n) {
+        cache.reserve(id, n);
+        cache.commit(id, n);
+        cache.settle(id);
+        cache.reserve(id, 0);
+    };
+    const auto means = [&](int id) {
+        return std::vector(cache.means(id, 0).begin(), cache.means(id, 0).end());
+    };
+    for (int turn = 0; turn < 20; ++turn) {
+        const int whole = cache.create();
+        grow(whole, 2 * kOne + 5);
+        require(means(whole).size() == 2, "a whole stretch has a mean, a part of one none");
+        const int twin = cache.fork(whole);
+        require(means(twin) == means(whole), "forks share means");
+        cache.truncate(twin, 2 * kOne - 1);
+        require(means(twin).size() == 1, "a stretch that is cut has none");
+        grow(twin, kOne);
+        require(means(twin)[0] == means(whole)[0] && means(twin)[1] != means(whole)[1],
+                "other rows, another mean");
+        const int thin = cache.thin(whole, kStretchBlocks + 1, 1);
+        require(means(thin).size() == 1, "behind a gap are other stretches");
+        for (const int id : {whole, twin, thin}) {
+            for (const int32_t mean : means(id)) require(mean >= 0, "there are as many means as stretches");
+            cache.release(id);
+        }
+    }
+    std::printf("kv_cache_test: means that are kept: ok\n");
+}
+
 }  // namespace
 
 int main() {
+    check_means();
     RandomWalk walk;
     for (int step = 0; step < 20000; ++step) {
         walk.step();

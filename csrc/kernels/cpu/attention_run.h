@@ -12,6 +12,17 @@ class AttentionRun {
                  float* workspace, SparseCounts* counts)
         : isa_(isa), access_(access), args_(args), plan_(plan), workspace_(workspace), counts_(counts) {}
 
+    /// Of the rows of a value term: a stretch whose mean is kept.
+    struct Stretch {
+        const AttentionSequence& sequence;
+        int64_t index;
+        size_t term;
+    };
+    /// Those of which no call has summed the mean. To be summed, any thread, any order, before items are
+    /// computed, which read it.
+    std::vector<Stretch> take_unknown_means() const;
+    void sum_mean(const Stretch& stretch, int thread) const;
+
     /// Computes a part of a job and, of a job in one part, the result.
     void compute(const AttentionItem& item, int thread) const;
     /// Merges the parts of a split job, for one of its heads.
@@ -89,7 +100,9 @@ class AttentionRun {
     void list_rows(const AttentionJob& job, Span span, float* scratch) const;
     void add_listed(const Rows& rows, const ListedRows* lists, int64_t n, float* scratch) const;
     void add_dense(const AttentionJob& job, Span span, size_t t, float* scratch, float* state) const;
-    void add_to_means(const AttentionJob& job, Span block, float weight, float* scratch) const;
+    float* kept_mean(const Stretch& stretch) const;
+    void add_to_mean(size_t t, const int32_t* table, Span block, float weight, float* scratch,
+                     float* mean) const;
     const float* bias_of(int head, int64_t distance) const;
     void weigh(const Group& group, const Tile& tile) const;
     template <class Term>

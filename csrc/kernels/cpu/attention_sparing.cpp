@@ -3,6 +3,7 @@
 // denominator only grows, so a budget that holds for what was met so far holds in the end too.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "kernels/cpu/attention_run.h"
 #include "kernels/cpu/row_address.h"
@@ -40,10 +41,10 @@ struct AttentionRun::Listed {
         positions[i] = static_cast<int32_t>(position);
         weights[i] = weight;
     }
-    void find(int64_t i, const Rows& rows, const AttentionJob& job) const {
+    void find(int64_t i, const Rows& rows, const int32_t* table) const {
         const HeadBytes bytes = head_bytes(rows.dtype, rows.head_dim());
         const int64_t row = positions[i] % kBlockTokens;
-        const int64_t block = job.sequence->table[positions[i] / kBlockTokens] * int64_t(rows.block_stride);
+        const int64_t block = table[positions[i] / kBlockTokens] * int64_t(rows.block_stride);
         data[i] = block + row * int64_t(bytes.elements);
         scales[i] = block + kBlockTokens * int64_t(bytes.elements) + row * int64_t(bytes.scales);
     }
@@ -67,7 +68,7 @@ void AttentionRun::compute_sparely(const AttentionJob& job, Span span, float* sc
     }
 }
 
-/// Scores of a stretch, and the mean of its rows, which are near then.
+/// Scores of a stretch and, where it is not kept, the mean of its rows, which are near then.
 void AttentionRun::score_stretch(const AttentionJob& job, Span span, float* scratch, float* state) const {
     for (size_t t = 0; t < args_.values.size(); ++t)
         std::fill_n(scratch + plan_.scratch.mean[t], args_.values[t].dim, 0.0f);
@@ -76,22 +77,59 @@ void AttentionRun::score_stretch(const AttentionJob& job, Span span, float* scra
         if (plan_.by_block) copy_biases(job, span, first, 0, 1, scratch);
         score_absorbed(job, first, next, scratch, state,
                        scratch + plan_.scratch.spread + first % kStretchRows, kStretchStride);
-        add_to_means(job, {first, next}, 1 / static_cast<float>(span.size()), scratch);
+        for (size_t t = 0; t < args_.values.size(); ++t)
+            if (!kept_mean({*job.sequence, span.first / kStretchRows, t}))
+                add_to_mean(t, job.sequence->table, {first, next}, 1 / static_cast<float>(span.size()),
+                            scratch, scratch + plan_.scratch.mean[t]);
     }
 }
 
-void AttentionRun::add_to_means(const AttentionJob& job, Span block, float weight, float* scratch) const {
+void AttentionRun::add_to_mean(size_t t, const int32_t* table, Span block, float weight, float* scratch,
+                               float* mean) const {
+    const Rows& rows = args_.values[t].stored;
     const Listed listed = listed_in(scratch);
     const int64_t n = block.size();
-    for (int64_t i = 0; i < n; ++i) listed.set(i, block.first + i, weight);
-    for (size_t t = 0; t < args_.values.size(); ++t) {
-        for (int64_t i = 0; i < n; ++i) listed.find(i, args_.values[t].stored, job);
-        ListedRows lists[kBlockTokens / kRowsOfMean];
-        int64_t n_lists = 0;
-        for (int64_t i = 0; i < n; i += kRowsOfMean)
-            lists[n_lists++] = listed.list(i, std::min(n, i + kRowsOfMean), scratch + plan_.scratch.mean[t]);
-        add_listed(args_.values[t].stored, lists, n_lists, scratch);
+    for (int64_t i = 0; i < n; ++i) {
+        listed.set(i, block.first + i, weight);
+        listed.find(i, rows, table);
     }
+    ListedRows lists[kBlockTokens / kRowsOfMean];
+    int64_t n_lists = 0;
+    for (int64_t i = 0; i < n; i += kRowsOfMean)
+        lists[n_lists++] = listed.list(i, std::min(n, i + kRowsOfMean), mean);
+    add_listed(rows, lists, n_lists, scratch);
+}
+
+/// Where it is, or will be once it is summed; nullptr: nowhere.
+float* AttentionRun::kept_mean(const Stretch& stretch) const {
+    const std::span<const int32_t> means = stretch.sequence.means;
+    const bool kept = stretch.index < std::ssize(means) && means[stretch.index] >= 0;
+    const StretchMeans& of_term = args_.values[stretch.term].stored.means;
+    return kept && of_term.base ? of_term.mean(means[stretch.index]) : nullptr;
+}
+
+/// Forks share means, of which each is taken once.
+std::vector<AttentionRun::Stretch> AttentionRun::take_unknown_means() const {
+    std::vector<Stretch> unknown;
+    if (!plan_.spares) return unknown;
+    for (const AttentionSequence& sequence : args_.sequences)
+        for (size_t t = 0; t < args_.values.size(); ++t)
+            for (int64_t i = 0; i < std::ssize(sequence.means); ++i) {
+                const Stretch stretch{sequence, i, t};
+                if (!kept_mean(stretch)) continue;
+                uint8_t& known = args_.values[t].stored.means.known[sequence.means[i]];
+                if (!std::exchange(known, 1)) unknown.push_back(stretch);
+            }
+    return unknown;
+}
+
+void AttentionRun::sum_mean(const Stretch& stretch, int thread) const {
+    float* const mean = kept_mean(stretch);
+    std::fill_n(mean, args_.values[stretch.term].dim, 0.0f);
+    const int64_t end = (stretch.index + 1) * kStretchRows;
+    for (int64_t first = stretch.index * kStretchRows; first < end; first += kBlockTokens)
+        add_to_mean(stretch.term, stretch.sequence.table, {first, first + kBlockTokens}, 1.0f / kStretchRows,
+                    scratch(thread), mean);
 }
 
 /// Scores of a stretch to weights, those that the budget spares to 0.
@@ -183,7 +221,7 @@ void AttentionRun::add_spared_values(const AttentionJob& job, Span span, size_t 
     ListedRows* const lists = reinterpret_cast<ListedRows*>(scratch + plan_.scratch.lists);
     const int32_t* const starts = reinterpret_cast<const int32_t*>(scratch + plan_.scratch.starts);
     const Listed listed = listed_in(scratch);
-    for (int64_t i = 0; i < starts[pairs]; ++i) listed.find(i, args_.values[t].stored, job);
+    for (int64_t i = 0; i < starts[pairs]; ++i) listed.find(i, args_.values[t].stored, job.sequence->table);
     int n_lists = 0;
     for (int pair = 0; pair < pairs; ++pair)
         if (starts[pair + 1] > starts[pair])
@@ -192,9 +230,10 @@ void AttentionRun::add_spared_values(const AttentionJob& job, Span span, size_t 
     add_listed(args_.values[t].stored, lists, n_lists, scratch);
     if (plan_.absorbs) add_dense(job, span, t, scratch, state);
     // What was passed over, as if all of it were the mean of the stretch's rows.
+    const float* const kept = kept_mean({*job.sequence, span.first / kStretchRows, t});
     isa_.values(scratch + plan_.scratch.passed + pairs, 1, pairs, scratch + plan_.scratch.ones,
-                static_cast<uint32_t>(DType::F32), scratch + plan_.scratch.mean[t], 0, 1, args_.values[t].dim,
-                state + plan_.state.values[t], stride);
+                static_cast<uint32_t>(DType::F32), kept ? kept : scratch + plan_.scratch.mean[t], 0, 1,
+                args_.values[t].dim, state + plan_.state.values[t], stride);
 }
 
 /// What is not listed, for the pairs that it is not listed for.

@@ -347,6 +347,8 @@ void CpuBackend::attention(const AttentionArgs& args) {
     float* const floats = reinterpret_cast<float*>(workspace_of(plan.floats * sizeof(float)));
     std::vector<SparseCounts> counts(plan.by_budget || plan.spares ? n_threads_ : 0);
     const AttentionRun attention(isa_, access_.rows, args, plan, floats, counts.data());
+    const auto unknown = attention.take_unknown_means();
+    run(unknown.size(), [&](int64_t i, int thread) { attention.sum_mean(unknown[i], thread); });
     run(plan.items.size(), [&](int64_t item, int thread) { attention.compute(plan.items[item], thread); });
     for (const AttentionJob& job : plan.jobs) {
         if (job.n_parts == 1) continue;

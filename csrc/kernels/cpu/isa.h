@@ -173,8 +173,6 @@ struct TurnedScores {
     size_t ld;
 };
 
-/// How many rows the weights of absorbed rows are passed over at a time.
-inline constexpr int64_t kStretchBlocks = 32, kStretchRows = kStretchBlocks * kBlockTokens;
 /// From the weights of one pair to those of the next: not a multiple of a page, which would all compete for
 /// the same few places of the cache.
 inline constexpr int64_t kStretchStride = kStretchRows + 16;
