@@ -16,6 +16,7 @@ import numpy as np
 try:
     import ray
     from ray import serve
+    from ray.serve.request_router import RequestRouter
 except ImportError as error:
     raise ImportError("Ray is missing: pip install 'slimrt[ray]'") from error
 
@@ -45,6 +46,15 @@ def cpus() -> int:
     return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
 
 
+class FewestRequests(RequestRouter):
+    """Asks the replica with the fewest requests. Ray's own router fills those on the port's machine before others."""
+
+    async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # where all are full
+        return [candidate_replicas]
+
+
 def run(load: Callable[[int], slimrt.Model], n: int, n_cpus: int | None, access: Any, port: int, limits: Any) -> None:
     """Serve n replicas of a model on the cluster that there is, else on this machine, until SIGTERM or Ctrl-C; texts
     under way are then ended. With a replica that dies its answers break; Ray starts it anew.
@@ -66,6 +76,7 @@ def run(load: Callable[[int], slimrt.Model], n: int, n_cpus: int | None, access:
 
     options: Any = {"num_replicas": n, "graceful_shutdown_timeout_s": limits.drain_timeout}
     options |= {"ray_actor_options": {"num_cpus": n_cpus or max(1, int(ray.cluster_resources()["CPU"]) // n)}}
+    options |= {"request_router_config": serve.config.RequestRouterConfig(request_router_class=FewestRequests)}
     # a replica itself says that it is full
     options |= {"max_ongoing_requests": limits.places + 1, "max_queued_requests": n * limits.places}
     serve.run(serve.deployment(serve.ingress(build)()).options(**options).bind())
