@@ -42,6 +42,7 @@ MOST_STREAMS = 12  # that a replica makes together
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # Ray's 15 leaves replicas nothing beside tests that run at the same time
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.add_node(num_cpus=1)
     ray.init(address=made.address, log_to_driver=False)
@@ -165,12 +166,18 @@ def replica_processes() -> set[int]:
     return found
 
 
-def requests_by_process() -> dict[int, int]:
-    """How many requests each replica has, as it says itself."""
+def replica_actors() -> dict[int, Any]:
+    """By their processes."""
     names = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True)]
-    replicas = [ray.get_actor(name, "serve") for name in names if name.startswith("SERVE_REPLICA::")]
-    asked = [one.__ray_call__.remote(lambda self: (os.getpid(), self.get_num_ongoing_requests())) for one in replicas]
-    return dict(ray.get(asked, timeout=60))
+    actors = [ray.get_actor(name, "serve") for name in names if name.startswith("SERVE_REPLICA::")]
+    processes = ray.get([one.__ray_call__.remote(lambda _: os.getpid()) for one in actors], timeout=60)
+    return dict(zip(processes, actors, strict=True))
+
+
+def requests_of(actors: dict[int, Any]) -> dict[int, int]:
+    """How many requests each replica has; Ray has this answered beside the streams, as it asks it itself."""
+    asked = [one.get_num_ongoing_requests.remote() for one in actors.values()]
+    return dict(zip(actors, ray.get(asked, timeout=60), strict=True))
 
 
 def test_replicas_answer_as_the_model_alone_and_any_may_die(served: Served, alone: list[str]) -> None:
@@ -189,11 +196,12 @@ def test_replicas_answer_as_the_model_alone_and_any_may_die(served: Served, alon
 def test_a_killed_replica_breaks_its_own_streams_alone(served: Served, long_alone: dict[str, str]) -> None:
     served.wait_for_both()
     streams = dict[Stream, int]()  # and the process that has each
-    have = requests_by_process()
+    actors = replica_actors()
+    have = requests_of(actors)
     while min(have.values()) < 3 and len(streams) < MOST_STREAMS:
         stream = Stream(served, LONG_PROMPTS[len(streams) % 3])
         assert stream.begun.wait(60)
-        had, have = have, requests_by_process()
+        had, have = have, requests_of(actors)
         (streams[stream],) = [process for process in have if have[process] > had[process]]
     assert min(have.values()) >= 3, f"the processes of the replicas have these requests: {have}"
     killed = next(iter(streams.values()))
