@@ -119,7 +119,7 @@ def test_they_stand_for_what_is_passed_over(name, mode, convert):
 @pytest.mark.parametrize("sparse", [{}, {"sparse_delta": 0.01}, {"sparse_threshold": 0.01}])
 def test_plan_counts_them(name, mode, sparse, convert):
     """About four bytes for each column of 1024 rows; nothing where all rows are read."""
-    path, options = convert(GOLDEN / name), {"n_ctx": 5 * STRETCH + 40, "n_seqs": 2, "n_threads": 1}
+    path, options = convert(GOLDEN / name), {"n_ctx": 2 * STRETCH + 40, "n_seqs": 2, "n_threads": 1}
     engine, dense = (open_engine(path, mode, "q8", **options, **more) for more in (sparse, {}))
     memory = engine.memory()
     asked = options | sparse | {"cache_type_k": "q8", "cache_type_v": "q8"}
@@ -130,7 +130,7 @@ def test_plan_counts_them(name, mode, sparse, convert):
     share = memory["cache"] / dense.memory()["cache"] - 1
     assert 2 / STRETCH < share < 5 / STRETCH if sparse else share == 0  # beside scales of narrow heads less
     for _ in range(2):
-        engine.append([(engine.new_sequence(), ids_of(1, 5 * STRETCH))])
+        engine.append([(engine.new_sequence(), ids_of(1, 2 * STRETCH))])
     for sequence in range(2):
         engine.append([(sequence, np.array([7], np.int32))])
     assert engine.memory() == memory
