@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import pairwise
 from remembered import remembered
 from seq2seq_models import MODELS, write
 from slimrt import _core
@@ -200,6 +201,10 @@ def decode(engine, ids: np.ndarray, n_prefill: int, sequence: int | None = None)
     steps = [np.asarray(ids[:n_prefill], np.int32)] if n_prefill else []
     steps += [np.asarray([token], np.int32) for token in ids[n_prefill:]]
     return np.concatenate([engine.append([(sequence, step)], all_logits=True) for step in steps])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    pairwise.with_nightly = "not nightly" not in config.option.markexpr
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -231,12 +231,14 @@ double allowed(const Case& c) {
 }
 
 void compare(const Case& c, const Matrix& x, const Matrix& w, const Tensor& bias, const Matrix& out) {
-    for (int t = 0; t < c.tokens; ++t) {
-        for (int64_t r = 0; r < int64_t(c.m) * c.heads; ++r) {
+    std::vector<double> row(c.k);
+    for (int64_t r = 0; r < int64_t(c.m) * c.heads; ++r) {
+        for (int i = 0; i < c.k; ++i) row[i] = element(c.dtype, w.row(r), i);
+        for (int t = 0; t < c.tokens; ++t) {
+            const float* const own = x.view.f32(t) + r / c.m * c.k;
             double sum = bias ? bias.f32()[r] : 0, magnitude = std::fabs(sum);
             for (int i = 0; i < c.k; ++i) {
-                const double product =
-                    double(x.view.f32(t)[r / c.m * c.k + i]) * element(c.dtype, w.row(r), i);
+                const double product = double(own[i]) * row[i];
                 sum += product;
                 magnitude += std::fabs(product);
             }

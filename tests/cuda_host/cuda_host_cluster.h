@@ -37,6 +37,10 @@ struct Thread {
     int number = 0;  // in the block
     uint3 index{};
     bool exited = false;
+    Thread* first = nullptr;  // of the warp
+    uint32_t live = 0,
+             meeting =
+                 0;  // of a first thread: the warp's lanes that have not exited, that are in a collective
     const char* waits_for = nullptr;  // nullptr: can go on
     Collective* collective = nullptr;
     uint64_t* barrier = nullptr;

@@ -7,6 +7,7 @@ namespace cuda_host {
 
 struct Fiber {
     void* stack = nullptr;  // made at first, and kept
+    size_t unused = 0;      // bytes at its end
     void *saved = nullptr, *fake = nullptr;
     void* known_as = nullptr;  // to cuda_host_races.h
 };
@@ -19,6 +20,9 @@ void resume(Fiber& fiber);
 void started();
 /// From the fiber that runs back to the host's stack.
 void stop(Fiber& fiber);
+/// From the fiber that runs to another: half as far as by the host's stack, and returns go where CPUs expect
+/// them.
+void stop_for(Fiber& fiber, Fiber& next);
 void stop_for_good(Fiber& fiber);
 
 }  // namespace cuda_host

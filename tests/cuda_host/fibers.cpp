@@ -59,10 +59,21 @@ namespace cuda_host {
 namespace {
 
 constexpr size_t kStackBytes = 256 << 10, kPage = 4096;
+// Stacks begin at different places of their pages: else all that run in turn would want the same few lines of
+// caches.
+constexpr size_t kApart = 17 * 64, kPlaces = 61;
 
 void *host_saved, *host_fake, *host_known_as;
 const void* host_bottom;
 size_t host_size;
+bool from_host;  // comes what runs now
+
+/// In a fiber, who got here by a switch.
+void arrive(void* fake) {
+    if (!__sanitizer_finish_switch_fiber) return;
+    __sanitizer_finish_switch_fiber(fake, from_host ? &host_bottom : nullptr,
+                                    from_host ? &host_size : nullptr);
+}
 
 void leave(Fiber& fiber, void** fake) {
     races::become(host_known_as);
@@ -78,9 +89,12 @@ bool prepare(Fiber& fiber, void (*main)()) {
                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED || mprotect(memory, kPage, PROT_NONE) != 0) return false;
         fiber.stack = memory;
+        static size_t n_stacks = 0;
+        fiber.unused = n_stacks++ % kPlaces * kApart;
         fiber.known_as = races::make_thread();
     }
-    void** const words = static_cast<void**>(fiber.stack) + kStackBytes / sizeof(void*) - kSaved;
+    void** const words =
+        static_cast<void**>(fiber.stack) + (kStackBytes - fiber.unused) / sizeof(void*) - kSaved;
     std::memset(words, 0, kSaved * sizeof(void*));
     words[kReturn] = reinterpret_cast<void*>(main);
     fiber.saved = words;
@@ -88,6 +102,7 @@ bool prepare(Fiber& fiber, void (*main)()) {
 }
 
 void resume(Fiber& fiber) {
+    from_host = true;
     host_known_as = races::this_thread();
     races::become(fiber.known_as);
     if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(&host_fake, fiber.stack, kStackBytes);
@@ -95,14 +110,19 @@ void resume(Fiber& fiber) {
     if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(host_fake, nullptr, nullptr);
 }
 
-void started() {
-    if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(nullptr, &host_bottom, &host_size);
-}
+void started() { arrive(nullptr); }
 
 void stop(Fiber& fiber) {
     leave(fiber, &fiber.fake);
-    if (__sanitizer_finish_switch_fiber)
-        __sanitizer_finish_switch_fiber(fiber.fake, &host_bottom, &host_size);
+    arrive(fiber.fake);
+}
+
+void stop_for(Fiber& fiber, Fiber& next) {
+    from_host = false;
+    races::become(next.known_as);
+    if (__sanitizer_start_switch_fiber) __sanitizer_start_switch_fiber(&fiber.fake, next.stack, kStackBytes);
+    cuda_host_switch(&fiber.saved, next.saved);
+    arrive(fiber.fake);
 }
 
 void stop_for_good(Fiber& fiber) { leave(fiber, nullptr); }

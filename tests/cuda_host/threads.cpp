@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <span>
 #include <string>
 #include <typeinfo>
 #include <vector>
@@ -22,7 +23,28 @@ void release(Thread& thread) {
     cluster.ready.push_back(&thread);
 }
 
-void pause() { stop(cluster.current->fiber); }
+namespace {
+
+/// One of those that can go on, which is the current one from now on.
+Thread& choose() {
+    const size_t chosen = cluster.chance() * uint64_t{cluster.ready.size()} >> 31;  // sooner than by division
+    std::swap(cluster.ready[chosen], cluster.ready.back());
+    Thread& thread = *cluster.ready.back();
+    cluster.ready.pop_back();
+    cluster.current = &thread;
+    threadIdx = thread.index;
+    blockIdx = thread.block->index;
+    return thread;
+}
+
+}  // namespace
+
+void pause() {
+    Thread& own = *cluster.current;
+    if (cluster.ready.empty()) return stop(own.fiber);
+    Thread& next = choose();
+    if (&next != &own) stop_for(own.fiber, next.fiber);
+}
 
 void wait_for(const char* what) {
     cluster.current->waits_for = what;
@@ -36,7 +58,7 @@ std::string place(const uint3& at) {
 }
 
 /// What each of them has done comes before what any does from now on.
-void order(const std::vector<Thread*>& threads) {
+void order(std::span<Thread* const> threads) {
     if (!races::are_found() || threads.empty()) return;
     void* const current = races::this_thread();
     for (const auto ordered : {races::ordered_before, races::ordered_after})
@@ -70,23 +92,27 @@ void check_cluster_barrier() {
     release_all(kClusterBarrier, nullptr);
 }
 
+uint32_t lane_of(const Thread& thread) { return uint32_t{1} << thread.number % kLanes; }
+
 /// Runs the collective that this lane waits in if everybody is there.
 void try_collective(Thread& thread) {
     Collective& call = *thread.collective;
+    const uint32_t wanted = call.mask & thread.first->live;
+    if ((thread.first->meeting & wanted) != wanted) return;  // as most often
     Collective* calls[kLanes] = {};
+    Thread* there[kLanes];
+    size_t n_there = 0;
     for (int i = 0; i < kLanes; ++i) {
-        Thread* const other = call.mask >> i & 1 ? cluster.warp_of(thread, i) : nullptr;
-        if (other == nullptr || other->exited) continue;
-        if (other->collective == nullptr || other->collective->mask != call.mask) return;
-        if (typeid(*other->collective) != typeid(call)) return;
+        if (!(wanted >> i & 1)) continue;
+        Thread* const other = cluster.warp_of(thread, i);
+        if (other->collective->mask != call.mask || typeid(*other->collective) != typeid(call)) return;
         calls[i] = other->collective;
+        there[n_there++] = other;
     }
     call.run(calls);
-    std::vector<Thread*> there;
-    for (int i = 0; i < kLanes; ++i)
-        if (calls[i] != nullptr) there.push_back(cluster.warp_of(thread, i));
-    if (call.orders) order(there);
-    for (Thread* const other : there) {
+    thread.first->meeting &= ~wanted;
+    if (call.orders) order({there, n_there});
+    for (Thread* const other : std::span(there, n_there)) {
         other->collective = nullptr;
         if (other != cluster.current) release(*other);
     }
@@ -95,11 +121,12 @@ void try_collective(Thread& thread) {
 void exit_thread(Thread& thread) {
     const races::Unwatched own;
     thread.exited = true;
+    thread.first->live &= ~lane_of(thread);
     --cluster.live;
     --thread.block->live;
     check_block_barrier(*thread.block);
     check_cluster_barrier();
-    for (int i = 0; i < kLanes; ++i) {
+    for (int i = 0; i < kLanes && thread.first->meeting != 0; ++i) {
         Thread* const other = cluster.warp_of(thread, i);
         if (other && other->collective) try_collective(*other);
     }
@@ -114,15 +141,6 @@ void thread_main() {
     stop_for_good(cluster.current->fiber);
 }
 
-/// Until it waits or exits.
-void go_on(Thread& thread) {
-    cluster.current = &thread;
-    threadIdx = thread.index;
-    blockIdx = thread.block->index;
-    resume(thread.fiber);
-    cluster.current = nullptr;
-}
-
 void make_thread(Thread& thread, Block& block, unsigned number) {
     if (!prepare(thread.fiber, thread_main)) die("no memory for the stacks of the threads");
     const dim3 size = cluster.launch->block;
@@ -130,6 +148,9 @@ void make_thread(Thread& thread, Block& block, unsigned number) {
     thread.number = int(number);
     thread.index = {number % size.x, number / size.x % size.y, number / size.x / size.y};
     thread.exited = false;
+    thread.first = cluster.warp_of(thread, 0);
+    if (thread.first == &thread) thread.live = thread.meeting = 0;
+    thread.first->live |= lane_of(thread);
     thread.groups.assign(1, {});
     release(thread);
 }
@@ -209,10 +230,8 @@ void run_cluster() {
     for (unsigned rank = 0; rank < cluster.launch->cluster; ++rank) start_block();
     while (cluster.live > 0) {
         if (cluster.ready.empty() && !poll() && !start_more()) report_deadlock();
-        std::swap(cluster.ready[cluster.chance() % cluster.ready.size()], cluster.ready.back());
-        Thread& next = *cluster.ready.back();
-        cluster.ready.pop_back();
-        go_on(next);
+        resume(choose().fiber);  // until one exits or none can go on
+        cluster.current = nullptr;
     }
     races::ordered_after(&cluster.ended);
     if (!cluster.bulk.empty()) die("blocks end with copies that nobody has waited for");
@@ -242,6 +261,7 @@ void meet(Collective& call) {
     if (!(call.mask >> thread.number % kLanes & 1))
         die("%s: the lane is not in its mask %#x", call.name, call.mask);
     thread.collective = &call;
+    thread.first->meeting |= lane_of(thread);
     try_collective(thread);
     if (thread.collective) wait_for(call.name);
 }
