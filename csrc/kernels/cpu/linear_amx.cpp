@@ -14,9 +14,9 @@ static constexpr LinearKernel with_tiles(DType type) {
     const auto product = [](const void* w, size_t w_stride, int64_t n_rows, const void* x, size_t x_stride,
                             int64_t n_tokens, int64_t k, float* out, size_t out_stride, Access) {
         const TileSource source{fill, block, sizeof(Block)};
-        tile_product<planes, x_planes, Tiles>({source, static_cast<const uint8_t*>(w), w_stride, n_rows,
-                                               static_cast<const uint8_t*>(x), x_stride, n_tokens, k, out,
-                                               out_stride});
+        tile_product<planes, x_planes, Tiles>({source, static_cast<const uint8_t*>(w), nullptr, w_stride,
+                                               n_rows, static_cast<const uint8_t*>(x), x_stride, n_tokens, k,
+                                               out, out_stride});
     };
     return {static_cast<uint32_t>(type), min_tokens, tile_packed_bytes<x_planes>, tile_pack<x_planes>,
             product};

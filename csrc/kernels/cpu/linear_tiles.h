@@ -291,7 +291,7 @@ struct TileSums {
 /// A product: rows of a type, of k elements each, times tokens.
 struct TileWork {
     TileSource source;
-    const uint8_t* w;
+    const uint8_t *w, *next;  // next: what is unpacked after these rows
     size_t w_stride;
     int64_t n_rows;
     const uint8_t* x;
@@ -301,7 +301,7 @@ struct TileWork {
     size_t out_stride;
 };
 
-/// A panel from element `first` on times all tokens of a block, while the rows that follow are called for.
+/// A panel from element `first` on times all tokens of a block, while what follows is called for.
 template <int planes, int x_planes, class Tiles>
 static void tile_panel_product(const TilePanel<planes>& panel, TileProducts<Tiles>* products,
                                const TileWork& work, int64_t first, float (*sums)[TileSums::columns]) {
@@ -314,7 +314,7 @@ static void tile_panel_product(const TilePanel<planes>& panel, TileProducts<Tile
                                                  first > 0, sums[t]);
         const int64_t upto = least((t + at_once) * work.n_rows / work.n_tokens, work.n_rows);
         for (int64_t r = t * work.n_rows / work.n_tokens; r < upto; ++r) {
-            const uint8_t* const next = work.w + (panel.rows + r) * work.w_stride + work.source.bytes(first);
+            const uint8_t* const next = work.next + r * work.w_stride;
             for (int64_t i = 0; i < work.source.bytes(n); i += 64) __builtin_prefetch(next + i, 0, 2);
         }
     }
@@ -337,6 +337,11 @@ static void tile_product(const TileWork& all) {
                 for (int64_t r = 0; r < rows; r += Panel::rows) {
                     work.w = all.w + (row + r) * all.w_stride;
                     work.n_rows = least(rows - r, Panel::rows);
+                    const bool last = r + Panel::rows >= rows,
+                               of_all = last && first + Panel::elements >= all.k;
+                    const int64_t next_row = of_all ? row + sums.rows : last ? row : row + r + Panel::rows;
+                    const int64_t next_first = of_all ? 0 : last ? first + Panel::elements : first;
+                    work.next = all.w + next_row * all.w_stride + all.source.bytes(next_first);
                     panel.fill(all.source, work.w + all.source.bytes(first), all.w_stride, work.n_rows,
                                least(all.k - first, Panel::elements));
                     tile_panel_product<planes, x_planes>(panel, &products, work, first,
