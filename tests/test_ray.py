@@ -103,6 +103,7 @@ class Served:
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(60) == 0
         assert not replica_processes()
+        serve.shutdown()  # here too: the next one has another controller to ask
 
     def wait_for_both(self, gone: int = 0) -> set[int]:
         """The processes of two replicas that run, without one that was killed."""
