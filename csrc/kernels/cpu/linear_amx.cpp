@@ -27,6 +27,7 @@ static constexpr LinearKernel coded_tiles(DType type) {
     return with_tiles<fill_from_codes<Weight>, typename Weight::Block, Weight::block, 1, 1, 64>(type);
 }
 
+/// The types of IQ2 and IQ3 are rare, and left to AVX-512: a wheel would feel them.
 const LinearKernel linear_kernels[] = {
     with_tiles<fill_from_halves, Half, 1, 2, 2, WidePairs::min_tokens>(DType::F16),
     with_tiles<fill_from_brains, Brain, 1, 1, 2, WidePairs::min_tokens>(DType::BF16),
@@ -39,9 +40,6 @@ const LinearKernel linear_kernels[] = {
     coded_tiles<WeightIQ4_XS>(DType::IQ4_XS),
     coded_tiles<WeightMXFP4>(DType::MXFP4),
     coded_tiles<WeightTQ2_0>(DType::TQ2_0),
-    coded_tiles<WeightOfCodes<ValuesIQ2>>(DType::IQ2_N),
-    coded_tiles<WeightOfCodes<ValuesIQ3_XXS>>(DType::IQ3_XXS_N),
-    coded_tiles<WeightOfCodes<ValuesIQ3_S>>(DType::IQ3_S_N),
     {0, 0, nullptr, nullptr, nullptr},
 };
 
