@@ -167,7 +167,7 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
             float* const out = b.values + pair(head) * b.values_stride;
             if constexpr (integer_scores && Rows::is_int8) {
                 alignas(64) Int8 copy[kBlockTokens * kMaxTransposedDim];
-                if (worth_transposing(n_q, b.v.dim)) {
+                if (transposes_values(b.v.dim)) {
                     const auto whole = whole_block(rows.rows, b.n, b.v.dim, copy);
                     const Product<RowsOf<Int8>> x = {s,     kBlockTokens, n_q, factor,         1,
                                                      whole, b.n,          out, b.values_stride};
