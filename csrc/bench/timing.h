@@ -6,15 +6,21 @@
 #include <vector>
 
 #include "bench/arrays.h"
+#include "kernels/cpu/access.h"
 
 namespace slimrt::bench {
 
+/// Ways to merely read memory: lines are called for into all caches, or past the first level. That one has
+/// room for few lines on their way, which where memory is far, as in large servers, halves what is read.
+inline constexpr cpu::Access kReads[] = {{cpu::Hint::t0, false, 4 << 10}, {cpu::Hint::t1, false, 16 << 10}};
+
 /// Reads a buffer far larger than the caches, in huge pages where the system grants them; GB/s of the best
-/// of three passes. n_threads 0: default_threads(). Throws Error{argument} for fewer, and for no megabyte.
+/// of two passes each way. n_threads 0: default_threads(). Throws Error{argument} for fewer, and for no
+/// megabyte.
 double read_bandwidth(int n_threads, int megabytes);
 
 /// Reads memory on a backend's threads, and does nothing with it.
-void read_all(Backend& backend, const void* data, size_t bytes);
+void read_all(Backend& backend, const void* data, size_t bytes, cpu::Access access);
 
 /// Weights of one type, matrix after matrix of rows x cols.
 struct Matrices {
@@ -27,7 +33,8 @@ struct Matrices {
 };
 
 /// Seconds of each pass over all matrices: x [tokens, cols] times one after the other, and, for tokens 0, the
-/// mere reading of them on n_threads. Throws Error{argument} where the backend has no such product.
+/// mere reading of them on n_threads, the faster way. Throws Error{argument} where the backend has no such
+/// product.
 std::vector<double> time_linear(Arrays& arrays, const Matrices& weights, int64_t tokens, int n_threads,
                                 int passes);
 

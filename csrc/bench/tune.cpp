@@ -127,10 +127,15 @@ class Products final : public Trial {
     }
 
     double read_time() override {
-        const Tensor part = next();
-        const int64_t start = cpu_time();
-        read_all(backend_, part.data, part.bytes());
-        return cpu_time_since(start);
+        double best = 0;
+        for (const Access& access : kReads) {
+            const Tensor part = next();
+            const int64_t start = cpu_time();
+            read_all(backend_, part.data, part.bytes(), access);
+            const double time = cpu_time_since(start);
+            best = best > 0 ? std::min(best, time) : time;
+        }
+        return best;
     }
 
   private:

@@ -6,6 +6,7 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 
 // elementwise.cpp
+float read(const float* from, int64_t n, Access access);
 float inverse_rms(const float* x, float eps, int64_t n);
 void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out);
 void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* out);

@@ -10,6 +10,7 @@ const Isa table = {
     .name = SLIMRT_ISA_NAME,
     .linear = linear_kernels,
     .busy = busy,
+    .read = read,
     .unpack = unpack,
     .narrow = narrow,
     .inverse_rms = inverse_rms,
