@@ -14,6 +14,7 @@ import pytest
 import pairwise
 from remembered import remembered
 from seq2seq_models import MODELS, write
+from shares import Share
 from slimrt import _core
 from tiny_model import write_tiny
 
@@ -203,7 +204,13 @@ def decode(engine, ids: np.ndarray, n_prefill: int, sequence: int | None = None)
     return np.concatenate([engine.append([(sequence, step)], all_logits=True) for step in steps])
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--share", action="store_true", help="of a test with many cases a share (tests/shares.py)")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("share"):
+        config.pluginmanager.register(Share())
     pairwise.with_nightly = "not nightly" not in config.option.markexpr
 
 

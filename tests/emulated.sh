@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests of the CUDA backend without a GPU, by the emulator of tests/cuda_host. Usage: tests/emulated.sh BUILD_DIR
-# BUILD_DIR: a CMake build folder with SLIMRT_EMULATOR=ON. Tests marked slow_emulated are left out; a GPU runs them too
-# (python -m pytest -k cuda), and those of thousands of rows ("long").
+# Runs the tests of the CUDA backend without a GPU, by the emulator of tests/cuda_host. Usage: tests/emulated.sh BUILD_DIR [all]
+# BUILD_DIR: a CMake build folder with SLIMRT_EMULATOR=ON. all: every case (tests/shares.py). Tests marked slow_emulated are
+# left out; a GPU runs them too (python -m pytest -k cuda), and those of thousands of rows ("long").
 set -euo pipefail
 cd "$(dirname "$0")/.."
 emulated=$(realpath "$1")/emulated
@@ -16,7 +16,9 @@ rm -rf "$package" && mkdir -p "$package"
 for file in python/slimrt/*; do ln -s "$PWD/$file" "$package/"; done
 rm -f "$package"/_core*.so
 cp "$emulated"/_core*.so "$package/"
-PYTHONPATH="$emulated/package" python -m pytest -n auto -m "not slow_emulated and not nightly" -k "cuda and not long" -p no:cacheprovider \
+share=(--share)
+[ "${2:-}" != all ] || share=()
+PYTHONPATH="$emulated/package" python -m pytest -n auto "${share[@]}" -m "not slow_emulated and not nightly" -k "cuda and not long" -p no:cacheprovider \
     tests/test_cuda.py tests/test_cuda_appends.py tests/test_cuda_launches.py tests/test_cuda_layers.py tests/test_cuda_libraries.py tests/test_latent.py tests/test_kernels.py tests/test_kernels_*.py
 # Whole rows again, as devices without clusters have them.
 SLIMRT_EMULATED_CAPABILITY=80 PYTHONPATH="$emulated/package" python -m pytest -n auto -k "wide_heads and (bf16 or q8)" \
