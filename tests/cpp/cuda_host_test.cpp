@@ -418,7 +418,7 @@ int main() {
         test_product<true>();
         test_background();
         test_ring();
-        test_early();
+        if (!cuda_host::races::are_found()) test_early();  // which reads too soon, on purpose
         test_graph();
     }
     test_limits();

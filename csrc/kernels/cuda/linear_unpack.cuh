@@ -109,7 +109,7 @@ class Unpacker {
             }
             largest += fabsf(each) * most;
         }
-        if (largest > kLargestF16) atomicExch(&head_.too_large, 1);  // as others may
+        if (largest > kLargestF16 && factor_ == 1) atomicExch(&head_.too_large, 1);  // as others may
     }
 
     /// 16 weights of the lane's row, four at a time, by lanes whose rows share banks each in another order.
