@@ -85,6 +85,18 @@ def test_loops_are_no_dearer_than_they_were(kernels):
     assert sass.worse(is_now, budgets) == []
 
 
+def test_clusters_wait_without_a_fence(kernels):
+    """What blocks of a cluster write to each other tells its own barrier: MEMBAR.ALL.GPU took 500 cycles and more in
+    each tile, CCTL.IVALL threw the block tables away."""
+    clusters = [kernel for kernel in kernels if "7ClusterE" in kernel.name]
+    assert clusters
+    for kernel in clusters:
+        code = sass.Code(kernel.listing)
+        loops = code.instructions(set().union(*(blocks for _, blocks in code.loops)))
+        assert sass.count(sass.COLD["fence"], loops) == 0, kernel.name
+        assert re.search(r"\bSTAS\b", kernel.listing), kernel.name
+
+
 @pytest.mark.nightly  # of a core as it is released
 def test_every_architecture_is_there(found):
     assert {architecture for architecture, name in found if name not in ONLY} == RELEASED

@@ -164,16 +164,15 @@ void test_background() {
     check(std::isnan(out.host[8]) && out.host[12] == 0, "zeros instead of a copy");
 }
 
-// A cluster: block 0 copies, every block adds what its neighbour has, in two rounds.
+// A cluster: every block copies a row and writes it to its neighbour, round after round.
 
 __global__ void ring(const float* from, float* out, int rounds) {
-    float* const own = reinterpret_cast<float*>(shared_memory());
-    uint64_t* const full = reinterpret_cast<uint64_t*>(own + 64);
-    uint64_t* const empty = full + 1;
-    const uint32_t rank = cluster_rank(), size = gridDim.x;
+    float *const own = reinterpret_cast<float*>(shared_memory()), *const theirs = own + 64;
+    uint64_t *const full = reinterpret_cast<uint64_t*>(theirs + 64), *const sent = full + 1;
+    const uint32_t rank = cluster_rank(), size = gridDim.x, before = (rank + size - 1) % size;
     if (threadIdx.x == 0) {
         barrier_init(full, 1);
-        barrier_init(empty, 1);
+        barrier_init(sent, 1);
         barrier_init_done();
     }
     cluster_sync();
@@ -181,18 +180,41 @@ __global__ void ring(const float* from, float* out, int rounds) {
     for (int round = 0; round < rounds; ++round) {
         const uint32_t parity = uint32_t(round) & 1;
         if (threadIdx.x == 0) {
-            barrier_wait(empty, parity ^ 1);  // the first round waits for nobody
             barrier_arrive_expect(full, 256);
             copy_bulk(own, from + (round * size + rank) * 64, 256, full);
         }
         barrier_wait(full, parity);
+        // Half of it in words of 16 bytes, half in words of 4; perhaps before who gets them expects any.
+        if (threadIdx.x < 8)
+            store_async(theirs + 4 * threadIdx.x, reinterpret_cast<const uint4*>(own)[threadIdx.x], sent,
+                        before);
+        if (threadIdx.x >= 32)
+            store_async(theirs + threadIdx.x, __float_as_uint(own[threadIdx.x]), sent, before);
+        if (threadIdx.x == 40) barrier_arrive_expect(sent, 256);
+        barrier_wait_block(sent, parity);
+        sum += theirs[threadIdx.x];
         cluster_sync();
-        sum += shared_of(own, (rank + 1) % size)[threadIdx.x];
-        cluster_sync();
-        if (threadIdx.x == 5) barrier_arrive_remote(shared_of(empty, (rank + 1) % size));
     }
-    cluster_sync();
     out[rank * 64 + threadIdx.x] = sum;
+}
+
+/// What is stored in the background is not there before it is waited for.
+__global__ void early(float* out) {
+    uint64_t* const barrier = reinterpret_cast<uint64_t*>(shared_memory());
+    float* const to = reinterpret_cast<float*>(barrier + 2);
+    barrier_init(barrier, 1);
+    store_async(to, __float_as_uint(7.0f), barrier, 0);
+    out[0] = *to;
+    barrier_arrive_expect(barrier, 4);
+    barrier_wait_block(barrier, 0);
+    out[1] = *to;
+}
+
+void test_early() {
+    Array<float> out(std::vector<float>(2));
+    check(start(early, 1, 1, 64, 1, nullptr, out.device), cudaSuccess, "early");
+    out.read();
+    check(std::isnan(out.host[0]) && out.host[1] == 7, "a store in the background");
 }
 
 void test_ring() {
@@ -200,7 +222,7 @@ void test_ring() {
     std::vector<float> x(kRounds * kSize * 64);
     for (size_t i = 0; i < x.size(); ++i) x[i] = float(i * i % 101);
     Array<float> from(x), out(std::vector<float>(kSize * 64));
-    check(start(ring, kSize, 64, 256 + 16, kSize, nullptr, from.device, out.device, kRounds), cudaSuccess,
+    check(start(ring, kSize, 64, 512 + 16, kSize, nullptr, from.device, out.device, kRounds), cudaSuccess,
           "ring");
     out.read();
     for (int rank = 0; rank < kSize; ++rank) {
@@ -295,6 +317,12 @@ __global__ void unwaited(const float* from) {
     barrier_arrive_expect(barrier, 16);
     copy_bulk(barrier + 2, from, 16, barrier);
 }
+__global__ void unwaited_store() {
+    uint64_t* const barrier = reinterpret_cast<uint64_t*>(shared_memory());
+    barrier_init(barrier, 1);
+    barrier_arrive_expect(barrier, 4);
+    store_async(barrier + 2, 1u, barrier, 0);
+}
 /// Each thread gets the number of one of another warp, in order if they wait for each other.
 __global__ void exchange(int* out, bool wait) {
     int* const numbers = reinterpret_cast<int*>(shared_memory());
@@ -343,6 +371,8 @@ void test_deaths() {
                [&] { start(crooked, 1, 1, 64, 1, nullptr, x.device); });
     check_dies("a copy nobody waits for", {"nobody has waited for"},
                [&] { start(unwaited, 1, 1, 64, 1, nullptr, x.device); });
+    check_dies("a store nobody waits for", {"nobody has waited for"},
+               [&] { start(unwaited_store, 1, 1, 64, 1, nullptr); });
     check_dies("a barrier without initialisation", {"not been initialised"},
                [&] { start(uninitialised, 1, 1, 64, 1, nullptr); });
     check_dies("the host in device memory", {},
@@ -388,6 +418,7 @@ int main() {
         test_product<true>();
         test_background();
         test_ring();
+        if (!cuda_host::races::are_found()) test_early();  // which reads too soon, on purpose
         test_graph();
     }
     test_limits();

@@ -378,6 +378,10 @@ int main() {
             run(device, {.dtype = dtype, .tokens = 2, .m = 18, .k = odd, .uneven = true});
             run(device, {.dtype = dtype, .tokens = 11, .m = 18, .k = odd, .uneven = true});
         }
+        Device many = device;  // whose tiles are small, or k dealt out
+        many.processors = 80;
+        for (const int m : {129, 5000})
+            run(many, {.dtype = dtype, .tokens = 130, .m = m, .k = m > 129 ? 256 : 2560, .uneven = m == 129});
         compare_bits(device, dtype);
         compare_launches(device, dtype);
     }

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/attention_view.h"
+#include "kernels/cuda/linear_job.cuh"
 
 using namespace slimrt;
 
@@ -134,6 +135,33 @@ void weight_row(const Device& device) {
     std::printf("\n");
 }
 
+/// How the products of a model of 8B are cut, for a batch of a prompt and for fewer tokens.
+void tile_row(const Device& device) {
+    struct {
+        const char* name;
+        int k;
+        std::vector<int> rows;
+    } const products[] = {{"qkv", 4096, {4096, 1024, 1024}},
+                          {"o", 4096, {4096}},
+                          {"gate+up", 4096, {14336, 14336}},
+                          {"down", 14336, {4096}}};
+    for (const int tokens : {512, 100, 64, 16}) {
+        std::printf("%-12s %d tokens:", device.name.c_str(), tokens);
+        for (const auto& product : products) {
+            cuda::Job job{.tokens = tokens, .k = product.k};
+            for (const int rows : product.rows) job.parts[job.n_parts++].rows = rows;
+            const cuda::Tiling t = cuda::tiling_of(device, job);
+            const int blocks = cuda::tiles_of(job, t.rows) * cuda::divide_up(tokens, t.tokens) * t.splits;
+            std::printf("  %s %dx%d", product.name, t.tokens, t.rows);
+            if (t.splits > 1) std::printf(" of k/%d", t.splits);
+            std::printf(", %d blocks", blocks);
+            require(2 * blocks > device.processors, device,
+                    std::string(product.name) + ": half of the processors are idle");
+        }
+        std::printf("\n");
+    }
+}
+
 /// What no kernel multiplies into scores of whole rows goes to one that does, and what has no room is
 /// refused.
 void limits(const Device& device) {
@@ -189,6 +217,7 @@ int main() {
          }) {
         attention_rows(d);
         weight_row(d);
+        tile_row(d);
         limits(d);
     }
     return failures != 0;

@@ -11,7 +11,8 @@ namespace {
 void deliver(const Copy& copy) {
     const races::Unwatched own;
     if (copy.bytes == 0) return;
-    copy.from ? std::memcpy(copy.to, copy.from, copy.bytes) : std::memset(copy.to, 0, copy.bytes);
+    const void* const from = copy.stored ? copy.words.data() : copy.from;
+    from ? std::memcpy(copy.to, from, copy.bytes) : std::memset(copy.to, 0, copy.bytes);
 }
 
 /// Tells cuda_host_races.h.
@@ -131,6 +132,23 @@ void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
     const races::Unwatched own;
     std::memset(to, 0xff, bytes);
     cluster.bulk.push_back({to, from, bytes, barrier, bytes, 0, cluster.current->block});
+}
+
+void store_later(void* to, const void* words, uint32_t bytes, uint64_t* barrier) {
+    if (bytes > 16 || reinterpret_cast<uintptr_t>(to) % bytes) die("store_async: %u bytes to %p", bytes, to);
+    read(barrier, "store_async");
+    races::writes(to, bytes);
+    races::ordered_before(cluster.current->block);
+    const races::Unwatched own;
+    std::memset(to, 0xff, bytes);
+    Copy copy{.to = to,
+              .bytes = bytes,
+              .barrier = barrier,
+              .told_bytes = bytes,
+              .block = cluster.current->block,
+              .stored = true};
+    std::memcpy(copy.words.data(), words, bytes);
+    cluster.bulk.push_back(copy);
 }
 
 void arrive_after_copies(uint64_t* barrier) {

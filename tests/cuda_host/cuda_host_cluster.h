@@ -1,6 +1,7 @@
 // The threads of a launch that are running, as threads.cpp and copies.cpp share them.
 #pragma once
 
+#include <array>
 #include <cstdlib>
 #include <memory>
 #include <random>
@@ -17,11 +18,13 @@ struct Block;
 
 struct Copy {
     void* to = nullptr;
-    const void* from = nullptr;  // nullptr: zeros
+    const void* from = nullptr;  // nullptr: zeros, or `words`
     size_t bytes = 0;
     uint64_t* barrier = nullptr;  // that is told when the copy is there: of so many bytes, of an arrival
     uint32_t told_bytes = 0, told_arrivals = 0;
     const Block* block = nullptr;  // whose copy that is
+    bool stored = false;           // of words
+    std::array<unsigned char, 16> words{};
 };
 
 struct Block {

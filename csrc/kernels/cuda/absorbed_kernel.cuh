@@ -14,9 +14,8 @@
 // overwritten before it is used, without anybody saying so. Scores of a tile are sent after the block's warps
 // have met, so after they have softened the tile before the last: no part is overwritten either.
 //
-// What a Team is, on top of that: how rows come (bring), how waits go for the block's own warps and copies
-// (wait) and for weights (wait_weights), and how a block's weights and partial scores get to the others:
-// absorbed_sm90.cu, absorbed_sm80.cu.
+// What a Team is, on top of that: how rows come (bring), how waits go for barriers (wait), and how a block's
+// weights and partial scores get to the others: absorbed_sm90.cu, absorbed_sm80.cu.
 #pragma once
 
 #include "kernels/cuda/absorbed_heads.cuh"
@@ -43,8 +42,8 @@ struct Barriers {
             barrier_init(empty + i, loaders);
         }
         for (int i = 0; i < x.at.n_tiles; ++i) barrier_init(free + i, kProductWarps);
-        for (int i = 0; i < x.at.slots; ++i) barrier_init(arrived + i, Team::arrivals_of_weights(x));
-        for (int i = 0; i < kPartSlots; ++i) barrier_init(parts + i, x.team * score_warps);
+        for (int i = 0; i < x.at.slots; ++i) barrier_init(arrived + i, Team::kWeightArrivals);
+        for (int i = 0; i < kPartSlots; ++i) barrier_init(parts + i, 1);
         barrier_init(crew, score_warps);
     }
 };
@@ -111,8 +110,7 @@ __device__ void send_parts(const Absorbed& x, const AbsorbedShare& share, const 
             add(sums + (warp * x.at.slot_heads + head) * kSumStride);
         if (head >= first && head < first + heads) add(scores + (head - first) * kTileTokens);
         const int owner = head / x.own_heads, own = head % x.own_heads;
-        float* const to = team.parts_of(x, slot, owner) + share.rank * x.own_heads * kTileTokens;
-        *reinterpret_cast<float4*>(to + own * kTileTokens + column) = sum;
+        team.send_part(x, slot, owner, (share.rank * x.own_heads + own) * kTileTokens + column, sum);
     }
     __syncwarp();
     team.parts_sent(x, slot, crew.lane);
@@ -122,7 +120,7 @@ __device__ void send_parts(const Absorbed& x, const AbsorbedShare& share, const 
 template <class Operand, bool kWide, class Team>
 __device__ void soften(const Absorbed& x, const AbsorbedShare& share, const Team& team, const Crew& crew,
                        int tile, int part, const Ring& slot, const float* factors) {
-    team.scored(slot, crew);
+    team.scored(x, slot, crew);
     // By other warps in every tile, where all have met since the last one.
     const int first = kWide ? crew.warp : (crew.warp + tile * x.own_heads) % crew.warps;
     for (int own = first; own < x.own_heads; own += crew.warps) {
@@ -239,7 +237,7 @@ struct Scores {
                 leave(tile);
             }
             if (tile == 0) continue;
-            team.wait_parts(x, part);
+            team.wait_parts(x, part, crew);
             soften<Operand, true>(x, share, team, crew, tile - 1, part.at, slot, nullptr);
             part.next();
             slot.next();
@@ -257,7 +255,7 @@ __device__ void multiply(const Absorbed& x, const AbsorbedShare& share, const Te
     for (int tile = 0; tile < share.n_tiles; ++tile, stage.next(), tile_at.next(), slot.next()) {
         if (!x.converted) Team::wait(barriers.full + stage.at, stage.parity());
         team.template fetch_weights<16 * kM>(x, slot, warp, lane);
-        Team::wait_weights(barriers.arrived + slot.at, slot.parity());
+        Team::wait(barriers.arrived + slot.at, slot.parity());
         products.add(shared_memory() + x.at.tiles + tile_at.at * x.at.tile_bytes, WeightSlot(x, slot.at));
         if (!x.converted) {
             loader.done(tile, stage);

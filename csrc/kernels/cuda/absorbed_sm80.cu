@@ -11,6 +11,7 @@ namespace {
 
 struct Blocks {
     static constexpr int kCopyArrivals = 32;  // of a warp: each lane, when its copies are there
+    static constexpr int kWeightArrivals = kProductWarps + 1;
 
     const int of_launch, number, rank;
     uint64_t* const arrived;
@@ -25,11 +26,9 @@ struct Blocks {
         const int teams = std::min(x.teams, x.splits * x.sequences - x.first_team);
         return {.grid = dim3(x.team * teams), .cooperative = true};
     }
-    static __device__ int arrivals_of_weights(const Absorbed&) { return kProductWarps + 1; }
     static __device__ void begin() { __syncthreads(); }
     static __device__ void end() {}
     static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait(barrier, parity); }
-    static __device__ void wait_weights(uint64_t* barrier, uint32_t parity) { wait(barrier, parity); }
 
     /// A warp's rows of a tile, 512 bytes at a time.
     static __device__ void bring(const Absorbed& x, int rank, const TileSource& source, int first, int rows,
@@ -56,7 +55,7 @@ struct Blocks {
     }
     /// Words order nothing: this does it between the block's score warps, that have read and converted the
     /// tile and met, and its product warps, that read it and then bring another in its place.
-    __device__ void scored(const Ring& slot, const Crew& crew) const {
+    __device__ void scored(const Absorbed&, const Ring& slot, const Crew& crew) const {
         if (crew.warp == 0 && crew.lane == 0) barrier_arrive(arrived + slot.at);
     }
     /// All product warps, each a share of the words of at most kHeads heads.
@@ -98,11 +97,14 @@ struct Blocks {
         const int64_t count = int64_t(of_launch) * x.mail.team_counts + owner * kPartSlots + slot;
         return x.mail.counts + count * (kCountBytes / sizeof(uint32_t));
     }
+    __device__ void send_part(const Absorbed& x, int slot, int owner, int at, const float4& sum) const {
+        *reinterpret_cast<float4*>(parts_of(x, slot, owner) + at) = sum;
+    }
     __device__ const float* own_parts(const Absorbed& x, int slot) const { return parts_of(x, slot, rank); }
     __device__ void parts_sent(const Absorbed& x, int slot, int lane) const {
         if (lane < x.team) count_up(count_of_parts(x, slot, lane));
     }
-    __device__ void wait_parts(const Absorbed& x, const Ring& slot) const {
+    __device__ void wait_parts(const Absorbed& x, const Ring& slot, const Crew&) const {
         const uint32_t each = x.team * (blockDim.x / 32 - kProductWarps);
         count_wait(count_of_parts(x, slot.at, rank), each * (slot.round + 1));
     }

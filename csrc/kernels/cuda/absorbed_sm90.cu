@@ -1,6 +1,6 @@
 // Absorbed decode attention on sm_90a: a team is a cluster. Rows come by bulk copies; weights and partial
-// scores are written into the other blocks' shared memory, where barriers count them: an arrival for each
-// head, and for each warp of the scores.
+// scores are written into the other blocks' shared memory in the background, where barriers count the bytes.
+// Who gets them says how many there will be, once a phase, so that neither side needs a fence.
 #include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/absorbed_kernel.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
@@ -10,6 +10,7 @@ namespace {
 
 struct Cluster {
     static constexpr int kCopyArrivals = 1;  // of a warp, when its copies are there
+    static constexpr int kWeightArrivals = 1;
 
     const int number, rank;
     uint64_t *const arrived, *const parts;
@@ -23,16 +24,12 @@ struct Cluster {
     static Shape shape(const Absorbed& x) {
         return {.grid = dim3(x.team * x.splits, x.sequences), .cluster = static_cast<unsigned>(x.team)};
     }
-    static __device__ int arrivals_of_weights(const Absorbed& x) { return x.n_heads; }
     static __device__ void begin() {
         barrier_init_done();
         cluster_sync();
     }
     static __device__ void end() { cluster_sync(); }  // others may still write here
     static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait_block(barrier, parity); }
-    static __device__ void wait_weights(uint64_t* barrier, uint32_t parity) {
-        barrier_wait_cluster(barrier, parity);
-    }
 
     /// A warp's rows of a tile. A bulk copy is started by one lane after the other, so each has a row.
     static __device__ void bring(const Absorbed& x, int rank, const TileSource& source, int first, int rows,
@@ -57,26 +54,33 @@ struct Cluster {
         words.w = __shfl_sync(~0u, pair, lane % 4 * 8 + 6);
         const WeightSlot to(x, slot.at);
         auto* const chunk = reinterpret_cast<uint4*>(to.weights + head * kWeightStride) + lane % 4;
-        for (int block = lane / 4; block < x.team; block += 8) *shared_of(chunk, block) = words;
-        if (lane < x.team) *shared_of(to.shrink + head, lane) = shrink;
-        __syncwarp();
-        if (lane < x.team) barrier_arrive_remote(shared_of(arrived + slot.at, lane));
+        uint64_t* const barrier = arrived + slot.at;
+        for (int block = lane / 4; block < x.team; block += 8) store_async(chunk, words, barrier, block);
+        if (lane < x.team) store_async(to.shrink + head, __float_as_uint(shrink), barrier, lane);
     }
-    __device__ void scored(const Ring&, const Crew&) const {}  // who reads weights comes after it anyway
+    /// Says how many bytes of weights will come, perhaps after the first of them, and that the block's score
+    /// warps, which have met, have read and converted the tile that its product warps read and bring anew.
+    __device__ void scored(const Absorbed& x, const Ring& slot, const Crew& crew) const {
+        constexpr int kBytes = kTileTokens * 2 + sizeof(float);  // of a head
+        if (crew.warp == 0 && crew.lane == 0) barrier_arrive_expect(arrived + slot.at, x.n_heads * kBytes);
+    }
     template <int kHeads>
     __device__ void fetch_weights(const Absorbed&, const Ring&, int, int) const {}  // they are brought
 
     __device__ float* own_parts(const Absorbed& x, int slot) const {
         return reinterpret_cast<float*>(shared_memory() + x.at.parts) + slot * x.n_heads * kTileTokens;
     }
-    __device__ float* parts_of(const Absorbed& x, int slot, int owner) const {
-        return shared_of(own_parts(x, slot), owner);
+    __device__ void send_part(const Absorbed& x, int slot, int owner, int at, const float4& sum) const {
+        const uint4 words = {__float_as_uint(sum.x), __float_as_uint(sum.y), __float_as_uint(sum.z),
+                             __float_as_uint(sum.w)};
+        store_async(own_parts(x, slot) + at, words, parts + slot, owner);
     }
-    __device__ void parts_sent(const Absorbed& x, int slot, int lane) const {
-        if (lane < x.team) barrier_arrive_remote(shared_of(parts + slot, lane));
-    }
-    __device__ void wait_parts(const Absorbed&, const Ring& slot) const {
-        barrier_wait_cluster(parts + slot.at, slot.parity());
+    __device__ void parts_sent(const Absorbed&, int, int) const {}  // each of them tells
+    __device__ void wait_parts(const Absorbed& x, const Ring& slot, const Crew& crew) const {
+        const int heads = max(0, min(x.own_heads, x.n_heads - rank * x.own_heads));
+        const int bytes = x.team * heads * kTileTokens * int(sizeof(float));
+        if (crew.warp == 0 && crew.lane == 0) barrier_arrive_expect(parts + slot.at, bytes);
+        wait(parts + slot.at, slot.parity());
     }
 };
 

@@ -1,6 +1,7 @@
 // Which kernel multiplies. F32 weights: float32 (linear_float.cu). Else up to eight tokens: linear_few.cu;
 // more: x is rounded to 16 bits in the workspace, and tiles are multiplied by linear_many.cu, or by cuBLASLt
-// where it is there and has enough tokens.
+// where it is there and has enough tokens. Rows of 16-bit weights that are no whole pieces of 16 bytes, which
+// hardly any are not, are read again for every eight tokens.
 #include <algorithm>
 #include <vector>
 
@@ -31,6 +32,18 @@ void require_aligned(const Tensor& weight) {
     if (reinterpret_cast<uintptr_t>(weight.data) % unit == 0 && weight.stride % unit == 0) return;
     fail(ErrorCode::argument, "a ", dtype_info(weight.dtype).name,
          " weight must have its rows at multiples of ", unit, " bytes");
+}
+
+/// Whether linear_many.cu can.
+bool has_pieces(DType dtype, const Job& job) {
+    const auto whole = [&](const Part& part) {
+        return (reinterpret_cast<uintptr_t>(part.weight) | part.stride | size_t(job.k) * 2) % kPiece == 0;
+    };
+    return !is_float(dtype) || std::all_of(job.parts, job.parts + job.n_parts, whole);
+}
+
+bool in_tiles(const Group& g) {
+    return g.dtype != DType::F32 && g.job.tokens > kFewTokens && has_pieces(g.dtype, g.job);
 }
 
 std::vector<Group> group(Tensor x, int n_heads, std::span<const Product> products) {
@@ -72,7 +85,7 @@ Workspace workspace_of(const Device& device, const std::vector<Group>& groups) {
     Workspace w;
     for (const Group& g : groups) {
         const Job& job = g.job;
-        if (g.dtype == DType::F32 || job.tokens <= kFewTokens) continue;
+        if (!in_tiles(g)) continue;
         const size_t rows = size_t(job.tokens) * job.heads;
         w.x = padded(rows * divide_up(job.k, kStep) * kStep * 2);
         w.inverse = padded(rows * sizeof(float));
@@ -92,6 +105,16 @@ __global__ void finish_kernel(Job job, const float* inverse, int p) {
     float* const out = reinterpret_cast<float*>(part.out + token * part.out_stride) + head * part.rows;
     for (int i = threadIdx.x; i < part.rows; i += blockDim.x)
         out[i] = out[i] * factor + (part.bias ? part.bias[head * part.rows + i] : 0.0f);
+}
+
+void few_at_a_time(const Device& device, const Group& group) {
+    for (int first = 0; first < group.job.tokens; first += kFewTokens) {
+        Job some = group.job;
+        some.x += first * some.x_stride;
+        some.tokens = std::min(kFewTokens, some.tokens - first);
+        for (int p = 0; p < some.n_parts; ++p) some.parts[p].out += first * some.parts[p].out_stride;
+        few_tokens(device, group.dtype, some);
+    }
 }
 
 LtProduct lt_product(const Group& group, const Part& part, const Rounded& x) {
@@ -148,8 +171,8 @@ void linear(const Device& device, Tensor x, int n_heads, std::span<const Product
             float_products(device, g.job);
             continue;
         }
-        if (g.job.tokens <= kFewTokens) {
-            few_tokens(device, g.dtype, g.job);
+        if (!in_tiles(g)) {
+            few_at_a_time(device, g);
             continue;
         }
         const Rounded to{.x = reinterpret_cast<const uint16_t*>(workspace),
@@ -207,7 +230,7 @@ void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int64
             float_products(device, job);
             continue;
         }
-        if (!ordered) {
+        if (!ordered || !has_pieces(dtype, job)) {
             few_tokens(device, dtype, job);
             continue;
         }

@@ -29,12 +29,10 @@ __device__ inline uint2 codes_of_bytes(uint32_t bytes, uint32_t offset) {
 }
 /// The same of the low or high nibbles, with what is added to 1024 + code or to 64 + code.
 __device__ inline uint2 codes_of_nibbles(uint32_t bytes, bool high, uint32_t offset, uint32_t offset_high) {
-    const uint32_t odd = bytes >> 8, sixteenth = 0x2c002c00, kilo = 0x64006400;
-    if (high)
-        return {multiply_add_f16x2(and_or(bytes, 0x00f000f0, kilo), sixteenth, offset_high),
-                multiply_add_f16x2(and_or(odd, 0x00f000f0, kilo), sixteenth, offset_high)};
-    return {add_f16x2(and_or(bytes, 0x000f000f, kilo), offset),
-            add_f16x2(and_or(odd, 0x000f000f, kilo), offset)};
+    const uint32_t mask = high ? 0x00f000f0 : 0x000f000f, kilo = 0x64006400;
+    const uint32_t unit = high ? 0x2c002c00 : 0x3c003c00, add = high ? offset_high : offset;
+    return {multiply_add_f16x2(and_or(bytes, mask, kilo), unit, add),
+            multiply_add_f16x2(and_or(bytes >> 8, mask, kilo), unit, add)};
 }
 /// What is added to 1024 + code for code - n.
 __host__ __device__ constexpr uint32_t less(uint32_t n) { return (0xe400 + n) * 0x10001; }

@@ -47,7 +47,7 @@ struct Tile {
     int part, head, row;
 };
 
-__host__ __device__ inline int divide_up(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 /// Tiles of this many rows in all parts.
 inline int tiles_of(const Job& job, int rows) {
@@ -106,7 +106,7 @@ struct Rounded {
     const float* inverse;  // [tokens * heads]
     int stride;
 };
-constexpr int kStep = 64;  // what `stride` is a multiple of, and what is multiplied between barriers
+constexpr int kStep = 64;  // what `stride` is a multiple of
 
 // linear_few.cu: up to kFewTokens tokens. linear_float.cu: F32 weights, any number of tokens.
 /// What few_tokens() may do with its results beside.
@@ -124,6 +124,11 @@ void float_products(const Device& device, const Job& job);
 void round_rows(const Device& device, const Job& job, bool brain, const Rounded& to);
 
 // linear_many.cu. `partial`: split_bytes() of memory.
+/// Tiles of so many tokens by rows of the weight, and among how many blocks their k is dealt out.
+struct Tiling {
+    int tokens, rows, splits;
+};
+Tiling tiling_of(const Device& device, const Job& job);
 void many_tokens(const Device& device, DType dtype, const Job& job, const Rounded& x, float* partial);
 size_t split_bytes(const Device& device, const Job& job);
 /// A job with an order.

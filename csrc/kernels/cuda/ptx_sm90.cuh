@@ -16,13 +16,6 @@ __device__ inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-/// Where the same variable of block `rank` of the cluster is.
-template <class T>
-__device__ inline T* shared_of(T* own, uint32_t rank) {
-    uint64_t there;
-    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(reinterpret_cast<uint64_t>(own)), "r"(rank));
-    return reinterpret_cast<T*>(there);
-}
 
 // What barriers (ptx.cuh) can do besides: a phase ends when all have arrived and all expected bytes are
 // there.
@@ -36,14 +29,7 @@ __device__ inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) 
                  "r"(bytes)
                  : "memory");
 }
-/// Arrives at the barrier of another block of the cluster; `barrier` as shared_of() gives it.
-__device__ inline void barrier_arrive_remote(uint64_t* barrier) {
-    asm volatile(
-        "{\n.reg .u64 there;\ncvta.to.shared::cluster.u64 there, %0;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"l"(barrier)
-        : "memory");
-}
-/// barrier_wait(), which sees what the block's own threads and copies have released.
+/// barrier_wait(), which sees what the block's own threads have released, and all bytes that were counted.
 __device__ inline void barrier_wait_block(uint64_t* barrier, uint32_t parity) {
     asm volatile(
         "{\n.reg .pred done;\nagain:\n"
@@ -52,13 +38,24 @@ __device__ inline void barrier_wait_block(uint64_t* barrier, uint32_t parity) {
         "r"(parity)
         : "memory");
 }
-/// The same that sees what remote arrivals released. It throws the first-level cache away (CCTL.IVALL).
-__device__ inline void barrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
+/// Writes to where block `rank` of the cluster has the same variable, in the background, and counts the bytes
+/// at its barrier: no fence, as an arrival that releases has (MEMBAR.ALL.GPU), and none for who waits. `own`
+/// is at a multiple of what is written.
+__device__ inline void store_async(void* own, const uint4& words, uint64_t* barrier, uint32_t rank) {
     asm volatile(
-        "{\n.reg .pred done;\nagain:\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-        "@!done bra again;\n}" ::"r"(shared_address(barrier)),
-        "r"(parity)
+        "{\n.reg .u64 to, told;\nmapa.u64 to, %0, %2;\nmapa.u64 told, %1, %2;\n"
+        "cvta.to.shared::cluster.u64 to, to;\ncvta.to.shared::cluster.u64 told, told;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [to], {%3, %4, %5, %6}, [told];\n}" ::
+            "l"(own),
+        "l"(barrier), "r"(rank), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+        : "memory");
+}
+__device__ inline void store_async(void* own, uint32_t word, uint64_t* barrier, uint32_t rank) {
+    asm volatile(
+        "{\n.reg .u64 to, told;\nmapa.u64 to, %0, %2;\nmapa.u64 told, %1, %2;\n"
+        "cvta.to.shared::cluster.u64 to, to;\ncvta.to.shared::cluster.u64 told, told;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [to], %3, [told];\n}" ::"l"(own),
+        "l"(barrier), "r"(rank), "r"(word)
         : "memory");
 }
 

@@ -16,10 +16,12 @@ inline void barrier_init_done() {}
 inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
     cuda_host::barrier_arrive(barrier, bytes);
 }
-inline void barrier_arrive_remote(uint64_t* barrier) { cuda_host::barrier_arrive(barrier); }
 inline void barrier_wait_block(uint64_t* barrier, uint32_t parity) { barrier_wait(barrier, parity); }
-inline void barrier_wait_cluster(uint64_t* barrier, uint32_t parity) {
-    cuda_host::barrier_wait(barrier, parity);
+inline void store_async(void* own, const uint4& words, uint64_t* barrier, uint32_t rank) {
+    cuda_host::store_later(shared_of(own, rank), &words, sizeof words, shared_of(barrier, rank));
+}
+inline void store_async(void* own, uint32_t word, uint64_t* barrier, uint32_t rank) {
+    cuda_host::store_later(shared_of(own, rank), &word, sizeof word, shared_of(barrier, rank));
 }
 inline void copy_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
     cuda_host::copy_bulk(shared, global, bytes, barrier);

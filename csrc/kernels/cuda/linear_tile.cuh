@@ -1,0 +1,154 @@
+// A tile of tokens by rows of the weight, multiplied by mma with f32 sums: where 16-bit numbers lie in shared
+// memory, who copies them there, and which of them a warp multiplies.
+//
+// A stage has kDepth of k of the tile's tokens, or rows, in pieces of 16 bytes. Which place of its row a
+// piece takes depends on the row (an XOR), so that eight rows' pieces of one column meet all banks without
+// padding, for ldmatrix and for whoever writes.
+#pragma once
+
+#include "kernels/cuda/linear_weights.cuh"
+
+namespace slimrt::cuda {
+
+/// Of a block; its warps are two along tokens by four along rows.
+constexpr int kTileThreads = 256, kTileWarps = kTileThreads / kWarp;
+
+template <int tokens, int rows>
+struct TileShape {
+    static constexpr int kTokens = tokens, kRows = rows;
+    static constexpr int kDepth = 16 * kTileThreads / rows;  // a thread unpacks 16 weights of a stage
+    static constexpr int kRowBytes = 2 * kDepth, kPieces = kRowBytes / kPiece;
+    static constexpr int kTokenBytes = tokens * kRowBytes, kWeightBytes = rows * kRowBytes;
+    static constexpr int kAtOnce = kTileThreads / kPieces;  // rows whose pieces the threads copy at once
+
+    /// Where a row's piece is, in bytes; the same 16 rows further, but for as many rows.
+    static __device__ int at(int row, int piece) {
+        return row * kRowBytes + (piece ^ unsigned(row) * kPieces / 8 % kPieces) * kPiece;
+    }
+};
+
+/// What a block multiplies: a tile's rows by tokens [token, end), along chunks [first, last) of k.
+struct Share {
+    Tile tile;
+    int token, end, first, last;
+
+    /// Of a token's row of x, as it was rounded; -1 beyond the last.
+    __device__ int place(const Job& job, int index) const {
+        if (index >= end) return -1;
+        return job.order ? job.order[index] / job.share : index * job.heads + tile.head;
+    }
+};
+
+/// What all threads of a block have to know, in shared memory: in registers it would be in the way of sums.
+struct TileHead {
+    Share share;
+    int too_large;  // whether a weight might be, for f16
+};
+
+/// What a thread copies of x, stage after stage: a piece of every kAtOnce-th of the tile's tokens, zeros
+/// where there are none (`places`: -1).
+template <class S>
+class CopiesOfTokens {
+    static constexpr int kCount = S::kTokens / S::kAtOnce;
+    const uint16_t* from_[kCount];
+    bool there_[kCount];
+    int to_;
+
+  public:
+    __device__ CopiesOfTokens(const Rounded& x, const int* places, int step) {
+        const int first = threadIdx.x / S::kPieces, piece = threadIdx.x % S::kPieces;
+        to_ = S::at(first, piece);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            const int place = places[first + i * S::kAtOnce];
+            there_[i] = place >= 0;
+            from_[i] = x.x + size_t(max(place, 0)) * x.stride + step * S::kDepth + piece * kPiece / 2;
+        }
+    }
+    __device__ void copy(unsigned char* stage) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            copy16(stage + to_ + i * S::kAtOnce * S::kRowBytes, from_[i], there_[i]);
+            from_[i] += S::kDepth;
+        }
+    }
+};
+
+/// The same of weights in 16 bits whose rows are whole pieces, zeros beyond them.
+template <class S>
+class CopiesOfRows {
+    static constexpr int kCount = S::kRows / S::kAtOnce;
+    const unsigned char* from_;
+    size_t next_;      // bytes from a row to the next one that this thread copies
+    int rows_, left_;  // rows that there are; bytes of a row
+    int to_;
+
+  public:
+    __device__ CopiesOfRows(const Job& job, const Tile& tile, size_t row_bytes, int step) {
+        const int first = threadIdx.x / S::kPieces, piece = threadIdx.x % S::kPieces;
+        const int at = step * S::kRowBytes + piece * kPiece;
+        from_ = weight_row(job, tile, tile.row + first) + at;
+        next_ = S::kAtOnce * job.parts[tile.part].stride;
+        rows_ = job.parts[tile.part].rows - tile.row - first;
+        left_ = int(row_bytes) - at;
+        to_ = S::at(first, piece);
+    }
+    __device__ void copy(unsigned char* stage) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i)
+            copy16(stage + to_ + i * S::kAtOnce * S::kRowBytes, from_ + i * next_,
+                   left_ > 0 && i * S::kAtOnce < rows_);
+        from_ += S::kRowBytes;
+        left_ -= S::kRowBytes;
+    }
+};
+
+/// A warp's part of a tile: kA times 16 tokens by 16 kB rows of the weight, from `token` and `row` on.
+template <class S>
+struct WarpTile {
+    static constexpr int kA = S::kTokens / 32, kB = S::kRows / 64;
+    float sums[kA][2 * kB][4];
+    int token, row, lane;
+
+    __device__ WarpTile() {
+        const int warp = threadIdx.x / kWarp;
+        lane = threadIdx.x % kWarp;
+        token = warp % 2 * kA * 16;
+        row = warp / 2 * kB * 16;
+    }
+    __device__ void clear() {
+        for (auto& a : sums)
+            for (auto& b : a)
+                for (float& x : b) x = 0;
+    }
+
+    /// sums += of a stage.
+    template <bool brain>
+    __device__ void multiply(const unsigned char* tokens, const unsigned char* weights) {
+        const int eight = lane / 8, in_eight = lane % 8;
+        const int a_at = S::at(token + eight % 2 * 8 + in_eight, eight / 2);
+        const int b_at = S::at(row + eight / 2 * 8 + in_eight, eight % 2);
+#pragma unroll
+        for (int k = 0; k < S::kDepth; k += 16) {
+            uint32_t a[kA][4], b[kB][4];
+#pragma unroll
+            for (int j = 0; j < kB; ++j)
+                load_matrices(b[j], weights + (b_at ^ 2 * k) + 16 * j * S::kRowBytes);
+#pragma unroll
+            for (int i = 0; i < kA; ++i) load_matrices(a[i], tokens + (a_at ^ 2 * k) + 16 * i * S::kRowBytes);
+#pragma unroll
+            for (int i = 0; i < kA; ++i) {
+#pragma unroll
+                for (int j = 0; j < 2 * kB; ++j) {
+                    const uint32_t b0 = b[j / 2][j % 2 * 2], b1 = b[j / 2][j % 2 * 2 + 1];
+                    if constexpr (brain)
+                        multiply_add_bf16(sums[i][j], a[i], b0, b1);
+                    else
+                        multiply_add_f16(sums[i][j], a[i], b0, b1);
+                }
+            }
+        }
+    }
+};
+
+}  // namespace slimrt::cuda

@@ -1,0 +1,137 @@
+// Quantised weights become a tile's stages of f16: scale * code - minimum in f32, rounded once.
+//
+// A warp does so for rows of its own, from their bytes to the f16 numbers, so that nothing of it waits for
+// the block: it copies a chunk's bytes (256 of k), unpacks the chunk's scales, then a stage at a time, and
+// copies the next chunk's bytes to where they were while the last stage of the old one is multiplied.
+#pragma once
+
+#include "kernels/cuda/linear_tile.cuh"
+
+namespace slimrt::cuda {
+
+/// Where a block has what it unpacks, in bytes from the beginning of the memory for it.
+template <class W, class S>
+struct UnpackLayout {
+    static constexpr int kStageAt = 0;  // two of them
+    static constexpr int kScaleAt = 2 * S::kWeightBytes;
+    static constexpr int kStagedAt = kScaleAt + 4 * W::kScales * (1 + W::kMins) * S::kRows;
+    static constexpr int kBytes = kStagedAt + S::kRows * kRowSpace<W>;
+};
+
+template <class W, class S>
+class Unpacker {
+    using L = UnpackLayout<W, S>;
+    static constexpr int kRows = S::kRows / kTileWarps, kLanes = kWarp / kRows;  // of a warp; of a row
+    static constexpr unsigned kSubs = W::kChunk / S::kDepth;
+    const Job& job_;
+    TileHead& head_;
+    const size_t row_bytes_;
+    const float factor_;
+    const int lane_, first_;  // row of the tile that is the warp's first
+    unsigned char* const memory_;
+    unsigned skew_;  // of the lane's row, from a multiple of 16 bytes
+
+  public:
+    /// Weights become `factor` times what they are. Says in `head` if one could exceed f16.
+    __device__ Unpacker(const Job& job, TileHead& head, size_t row_bytes, float factor, unsigned char* memory)
+        : job_(job),
+          head_(head),
+          row_bytes_(row_bytes),
+          factor_(factor),
+          lane_(threadIdx.x % kWarp),
+          first_(threadIdx.x / kWarp * kRows),
+          memory_(memory) {
+        const Tile rows = tile();
+        skew_ = reinterpret_cast<uintptr_t>(weight_row(job, rows, rows.row + lane_ / kLanes)) % kPiece;
+    }
+
+    /// Begins to copy a chunk's bytes, if the share has it.
+    __device__ void stage(int chunk) const {
+        if (chunk < head_.share.last)
+            stage_rows<W>(staged(), job_, tile(), kRows, size_t(chunk) * W::kChunkBytes, row_bytes_, lane_,
+                          kWarp);
+    }
+    __device__ unsigned char* at(unsigned step) const {
+        return memory_ + L::kStageAt + step % 2 * S::kWeightBytes;
+    }
+    /// Makes the stage of a step; steps come one after the other.
+    __device__ void unpack(unsigned step) const {
+        const unsigned chunk = step / kSubs, sub = step % kSubs;
+        if (sub == 0) {
+            wait_copies<0>();
+            __syncwarp();
+            const unsigned skew = __shfl_sync(~0u, skew_, lane_ * kLanes % kWarp);
+            const Tile rows = tile();
+            if (lane_ < kRows && rows.row + lane_ < job_.parts[rows.part].rows)
+                unpack_scales(row_at(lane_, skew, chunk));
+            __syncwarp();
+        }
+        unpack_codes(at(step), row_at(lane_ / kLanes, skew_, chunk), sub);
+        if (sub + 1 < kSubs) return;
+        __syncwarp();
+        stage(int(chunk) + 1);
+    }
+
+  private:
+    /// The warp's rows.
+    __device__ Tile tile() const {
+        const Tile& all = head_.share.tile;
+        return {all.part, all.head, all.row + first_};
+    }
+    __device__ unsigned char* staged() const { return memory_ + L::kStagedAt + first_ * kRowSpace<W>; }
+    __device__ const unsigned char* row_at(int row, unsigned skew, unsigned chunk) const {
+        return staged() + row * kRowSpace<W> + (skew + chunk * W::kChunkBytes) % kPiece;
+    }
+    __device__ float* scales(int row) const {
+        return reinterpret_cast<float*>(memory_ + L::kScaleAt) + first_ + row;
+    }
+
+    /// The scales, and minima, of the lane's row.
+    __device__ void unpack_scales(const unsigned char* from) const {
+        constexpr float kLargestF16 = 65504;
+        float* const to = scales(lane_);
+        float scale[W::kScales], largest = 0;
+        W::scales(from, scale);
+#pragma unroll
+        for (int i = 0; i < W::kScales; ++i) {
+            largest = fmaxf(largest, fabsf(scale[i]) * W::kLargest);
+            to[i * S::kRows] = scale[i] * factor_;
+        }
+        if constexpr (W::kMins) {
+            uint32_t codes[W::kScales / 2];
+            const float each = W::minima(from, codes) * factor_;
+            float most = W::kLargestMinimum;
+#pragma unroll
+            for (int i = 0; i < W::kScales; ++i) {
+                const float code = from_f16(uint16_t(codes[i / 2] >> i % 2 * 16));
+                if (W::kLargestMinimum == 0) most = fmaxf(most, fabsf(code));
+                to[(W::kScales + i) * S::kRows] = each * code;
+            }
+            largest += fabsf(each) * most;
+        }
+        if (largest > kLargestF16 && factor_ == 1) atomicExch(&head_.too_large, 1);  // as others may
+    }
+
+    /// 16 weights of the lane's row, four at a time, by lanes whose rows share banks each in another order.
+    __device__ void unpack_codes(unsigned char* to, const unsigned char* from, unsigned sub) const {
+        const int row = lane_ / kLanes, part = lane_ % kLanes, turn = part + row / 8 * kLanes;
+        const int group = int(sub) * S::kDepth / kGroup + part / 2, s = part % 2;
+        const int of = W::kScales * 16 == W::kChunk ? 2 * group + s : group;
+        const float scale = scales(row)[of * S::kRows];
+        const float minimum = W::kMins ? scales(row)[(W::kScales + of) * S::kRows] : 0.0f;
+        const auto weight = [&](uint32_t code) { return scale * from_f16(uint16_t(code)) - minimum; };
+        const int piece = S::at(first_ + row, 2 * part);  // of two that differ in one bit
+        uint2 codes[4];
+#pragma unroll
+        for (int m = 0; m < 4; ++m) codes[m] = W::codes(from, group, s, m ^ turn);
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+            const uint2 c = codes[m];
+            *reinterpret_cast<uint2*>(to + (piece ^ 8 * (m ^ turn))) = {
+                pair_f16(weight(c.x & 0xffff), weight(c.y & 0xffff)),
+                pair_f16(weight(c.x >> 16), weight(c.y >> 16))};
+        }
+    }
+};
+
+}  // namespace slimrt::cuda
