@@ -114,13 +114,13 @@ def _set(of: tuple, i: int, value: object) -> tuple:
 
 def explore(team: Team) -> int:
     """How many states there are. Raises Wrong."""
-    seen, todo = {team.first()}, [team.first()]
-    while todo:
-        state = todo.pop()
+    seen, ahead = {team.first()}, [team.first()]
+    while ahead:
+        state = ahead.pop()
         after = list(team.next(state))
         if not after and min(state.done) < team.tiles:
             raise Wrong(f"all wait: {state}")
-        todo += (new for new in set(after) - seen)
+        ahead += (new for new in set(after) - seen)
         seen.update(after)
     return len(seen)
 
