@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention alone, at decode: one query a sequence over random cached rows, in GB/s of cache beside a pure read.
 
-Rows larger than the caches in all, in shuffled blocks; timed in C++; every cell is a median of repetitions that take
-turns with the other cells', each round with the control beside it, so that ratios hold on a machine that others use.
+Rows in shuffled blocks, from memory where a cell's MB are more than the caches hold; timed in C++. Every cell is a
+median of repetitions that take turns with the other cells', each round with the control beside it, so that ratios hold
+on a machine that others use.
 
     python benchmarks/attention.py --threads 2 --tokens 16384 65536
     python benchmarks/attention.py --types f16 q8 --sparse-threshold 0.001 --sharpness 4

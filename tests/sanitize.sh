@@ -29,6 +29,6 @@ chosen="not oracle and not unsanitized and not nightly"
 share=(--share)
 [ "${2:-}" != all ] || share=()
 LD_PRELOAD="$preload" python -m pytest -n auto "${share[@]}" -m "$chosen" -p no:cacheprovider
-# What Python allocates is watched too, objects of the bindings among it, which are small: a third of the time again.
+# What Python allocates is watched too, objects of the bindings among it, which are small: slow, so in these alone.
 LD_PRELOAD="$preload" PYTHONMALLOC=malloc python -m pytest -n auto -m "$chosen" -p no:cacheprovider @tests/quick.txt \
     tests/test_sampler.py tests/test_model_concurrency.py

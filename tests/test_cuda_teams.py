@@ -3,8 +3,9 @@
 
 Blocks overwrite what they sent without asking whether it was read: as many slots as there are make that safe. Here all
 orders are gone through of two blocks, each with two score warps and a product warp. A word or a part that comes late is
-only waited for longer, since a word bears its round and parts are counted with acquire and release; so what is asked is
-whether anything is overwritten before it is read, read before it is there, or waited for by everyone.
+only waited for longer, since a word bears its round and parts are counted with acquire and release (in a cluster the
+bytes of both are); so what is asked is whether anything is overwritten before it is read, read before it is there, or
+waited for by everyone.
 """
 
 from __future__ import annotations

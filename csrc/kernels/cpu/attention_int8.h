@@ -104,11 +104,11 @@ constexpr bool transposes_scores = lanes > 4;
 constexpr int64_t kMinQueriesToTranspose = lanes > 4 ? 2 : 1;
 constexpr int64_t kMaxTransposedDim = 1280;  // whole rows of an encoder, too
 
-inline bool worth_transposing(int64_t n_q, int64_t dim) {
-    return n_q >= kMinQueriesToTranspose && dim % 64 == 0 && dim <= kMaxTransposedDim;
-}
 /// Values: a quarter of the instructions that widening codes to floats takes, for one query too.
 inline bool transposes_values(int64_t dim) { return dim % 64 == 0 && dim <= kMaxTransposedDim; }
+inline bool worth_transposing(int64_t n_q, int64_t dim) {
+    return n_q >= kMinQueriesToTranspose && transposes_values(dim);
+}
 
 /// Rows that are transposed at a time: the lanes of a vector of sums.
 constexpr int64_t kTransposedRows = 16;

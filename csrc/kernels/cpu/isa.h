@@ -226,8 +226,8 @@ struct Isa {
     /// products of registers; returns the multiply-adds. `out` takes a vector, so that they happen.
     int64_t (*busy)(uint32_t type, int64_t rounds, float* out);
 
-    /// The largest of n numbers, to be told how fast memory is read: by whole vectors, since each part of a
-    /// line would be a load of its own.
+    /// The largest of n numbers (but for the last, fewer than 64), to be told how fast memory is read: by
+    /// whole vectors, since each part of a line would be a load of its own.
     float (*read)(const float* from, int64_t n, Access access);
 
     /// Any readable type to f32 (type is a DType; n a multiple of its block).

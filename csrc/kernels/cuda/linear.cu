@@ -1,7 +1,7 @@
 // Which kernel multiplies. F32 weights: float32 (linear_float.cu). Else up to eight tokens: linear_few.cu;
 // more: x is rounded to 16 bits in the workspace, and tiles are multiplied by linear_many.cu, or by cuBLASLt
-// where it is there and has enough tokens. Rows of 16-bit weights that are no whole pieces of 16 bytes, which
-// hardly any are not, are read again for every eight tokens.
+// where it is there and has enough tokens. 16-bit weights whose rows are not whole pieces of 16 bytes, as
+// those of hardly any model are, are read again for every eight tokens.
 #include <algorithm>
 #include <vector>
 
