@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E402 (what NumPy reads when it is imported is set before)
 """What several test files share: the committed tiny models, third-party fixtures, tolerances, the command."""
 
 from __future__ import annotations
@@ -7,6 +8,10 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+
+# Before NumPy is there: matrices of the tests are small, and more threads wait for each other (twice as long).
+for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
 
 import numpy as np
 import pytest
