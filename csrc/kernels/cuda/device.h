@@ -52,7 +52,7 @@ class Current {
 struct Shape {
     dim3 grid, block;
     size_t shared_bytes = 0;   // dynamic
-    unsigned cluster = 1;      // blocks of a cluster, along x
+    unsigned cluster = 0;      // blocks of a cluster, along x; 0: none, which st.async does not work in
     bool cooperative = false;  // all blocks run at once, or the launch fails
 };
 
@@ -81,7 +81,7 @@ void launch(const Device& device, void (*kernel)(Params...), const Shape& shape,
     config.dynamicSmemBytes = shape.shared_bytes;
     config.stream = device.stream;
     config.attrs = &attribute;
-    config.numAttrs = shape.cooperative || shape.cluster > 1 ? 1 : 0;
+    config.numAttrs = shape.cooperative || shape.cluster > 0 ? 1 : 0;
     check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "starting a kernel");
 }
 
