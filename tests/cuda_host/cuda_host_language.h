@@ -227,6 +227,13 @@ inline T __shfl_xor_sync(unsigned mask, T value, int bits, int width = warpSize)
     const int own = cuda_host::lane(), source = own ^ bits, end = (own | (width - 1)) + 1;
     return cuda_host::shuffle("__shfl_xor_sync", mask, value, source < end ? source : own);
 }
+inline int __reduce_max_sync(unsigned mask, int value) {
+    for (int bits = 16; bits > 0; bits /= 2) {
+        const int other = __shfl_xor_sync(mask, value, bits);
+        value = other > value ? other : value;
+    }
+    return value;
+}
 template <class T>
 inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize) {
     const int own = cuda_host::lane(), source = own + int(delta), end = (own | (width - 1)) + 1;

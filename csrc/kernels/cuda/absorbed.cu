@@ -140,10 +140,21 @@ void lay_out_rows(Absorbed& x) {
     at.factors = take(at.stage_bytes, x.head.has_factors ? x.head.factors_of_slice() * kTileTokens * 4 : 0);
 }
 
+/// A warp has heads of a slice for itself, and more than one tile is scored at once where heads are few: no
+/// more than there are, since barriers know only whether a round is odd. Who fills stages again does so after
+/// those of its phase: another must be full meanwhile.
+void share_scores(Absorbed& x, int stages, int tiles) {
+    const int warps = score_warps_of(x.n_heads);
+    x.workers = x.wide.dim ? warps : std::min(warps, x.rows.slice / x.head.dim);
+    x.phases = std::min({warps / x.workers, x.converted ? stages - 1 : stages, tiles});
+    x.rows.of_unit = 65536 * 8 / (x.wide.dim ? x.rows.slice : x.head.dim) + 1;  // of at most 32 * 64 in all
+}
+
 /// With so many stages and tiles of converted rows.
 void lay_out(Absorbed& x, int stages, int tiles) {
     AbsorbedLayout& at = x.at;
     constexpr int kWideWarps = 8, kFloat = sizeof(float);
+    share_scores(x, stages, tiles);
     int end = stages * at.stage_bytes;
     const auto take = [&](int bytes) { return std::exchange(end, end + round_up(bytes, 16)); };
     at.stages = stages;
@@ -155,14 +166,15 @@ void lay_out(Absorbed& x, int stages, int tiles) {
     at.slot_bytes = at.slot_heads * (kWeightStride + kFloat);
     at.weights = take(at.slots * at.slot_bytes);
     at.q = take(x.head.per_slice * x.head.dim * kFloat);
-    at.turned_q = take(x.head.per_slice * 8 * (2 * x.head.dim + kPad));
     at.key_turns = take(x.head.dim / 16 * 32 * 16);
     at.affine = take(x.head.row_scale || x.head.bias ? 4 * x.rows.slice : 0);
-    at.scores = take(x.head.per_slice * kTileTokens * kFloat);
+    at.scores = take(x.wide.dim ? x.head.per_slice * kTileTokens * kFloat : 0);
     at.sums = take(x.wide.dim ? kWideWarps * at.slot_heads * kSumStride * kFloat : 0);
     at.parts = take(x.wide.dim && !x.mailed ? kPartSlots * x.n_heads * kTileTokens * kFloat : 0);
-    at.state = take(2 * x.own_heads * kFloat);
-    at.barriers = take((2 * stages + tiles + at.slots + kPartSlots + 1) * static_cast<int>(sizeof(uint64_t)));
+    at.references = take(x.own_heads * kFloat);
+    at.state = take(x.phases * x.own_heads * 2 * kFloat);
+    const int barriers = 2 * stages + tiles + at.slots + kPartSlots + 1 + x.phases * x.own_heads;
+    at.barriers = take(barriers * static_cast<int>(sizeof(uint64_t)));
     at.bytes = end;
 }
 

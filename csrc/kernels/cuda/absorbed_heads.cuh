@@ -1,9 +1,9 @@
 // Scores of a tile that are read head by head, of the heads of a block's slice.
 //
 // With rotation on read: a row at position 8 o + g is turned by the rows 8 o and g of the table,
-// q . R(8 o + g) k = (R(8 o)^T q) . (R(g) k). What keys are turned by stays in registers, as lane 4 g + m of
-// a product always has the tokens g and g + 8; queries are turned for the four o of a tile, and become the
-// eight columns of a product, each as two f16 that add up to it.
+// q . R(8 o + g) k = (R(8 o)^T q) . (R(g) k). What keys are turned by is always the same, as lane 4 g + m of
+// a product has the tokens g and g + 8; queries are turned for the four o of a tile, and become the
+// eight columns of a product, each as two f16 that add up to it. A warp does that by itself, in registers.
 #pragma once
 
 #include "kernels/cuda/absorbed_scores.cuh"
@@ -17,12 +17,6 @@ template <class Operand>
 constexpr float key_unit = Operand::kBrain ? 1.0f / 64 : 1.0f;
 
 enum class Turning { none, halves, neighbours };  // no rotation, pairs (i, i + n_rot / 2), (2 i, 2 i + 1)
-
-/// Whether keys are turned in f32. Those of a byte, which are f16 by now, are turned as they are.
-template <class Operand>
-__device__ bool turns_exactly(const Absorbed& x) {
-    return Operand::kBrain || !x.converted;
-}
 
 /// Chunks of 8 columns that step i multiplies: partners of each other where pairs are halves apart.
 struct Chunks {
@@ -50,14 +44,15 @@ __device__ inline float key_turn(const HeadScores& head, int i, int lane, int t)
 }
 
 /// [step][lane] of them, four words. Exactly: in f32 those that differ in more than sign, cosines and sines
-/// of both columns where pairs are halves apart, else of both chunks; otherwise all eight as pairs of f16.
+/// of both columns where pairs are halves apart, else of both chunks. Of codes, which are f16 by now and are
+/// turned as they are, all eight as pairs of f16.
 template <class Operand>
 __device__ void prepare_turns(const Absorbed& x, int thread, int threads) {
     auto* const to = reinterpret_cast<uint4*>(shared_memory() + x.at.key_turns);
     for (int i = thread; i < x.head.dim / 16 * 32; i += threads) {
         const auto turn = [&](int t) { return key_turn(x.head, i / 32, i % 32, t); };
         const auto number = [&](int t) { return __float_as_uint(turn(t) * key_unit<Operand>); };
-        if (!turns_exactly<Operand>(x))
+        if (Operand::kConverted)
             to[i] = {pair_f16(turn(0), turn(1)), pair_f16(turn(2), turn(3)), pair_f16(turn(4), turn(5)),
                      pair_f16(turn(6), turn(7))};
         else if (x.head.interleaved)
@@ -67,58 +62,17 @@ __device__ void prepare_turns(const Absorbed& x, int thread, int threads) {
     }
 }
 
-/// Queries turned back by the positions 8 o of a tile, columns in the order of steps; `turns`: rows of the
-/// rope table, one for each o.
-__device__ inline void turn_queries(const Absorbed& x, const float* turns, int heads, const Crew& crew) {
-    const HeadScores& head = x.head;
-    const float* const q = reinterpret_cast<const float*>(shared_memory() + x.at.q);
-    const int q_row = head.dim + kPad / 2, half = half_chunks(head), turned = head.table ? head.n_rot : 0;
-    auto* const to = reinterpret_cast<uint16_t*>(shared_memory() + x.at.turned_q);
-    for (int i = crew.warp; i < 4 * heads; i += crew.warps) {
-        const float *const from = q + i / 4 * head.dim, *const turn = turns + i % 4 * head.n_rot;
-        uint16_t* const high = to + (i / 4 * 8 + i % 4 * 2) * q_row;
-        const auto put = [&](int c, float a, float b) {
-            const uint32_t both = pair_f16(a, b);
-            *reinterpret_cast<uint32_t*>(high + c) = both;
-            *reinterpret_cast<uint32_t*>(high + q_row + c) = pair_f16(
-                a - from_f16(static_cast<uint16_t>(both)), b - from_f16(static_cast<uint16_t>(both >> 16)));
-        };
-        for (int unit = crew.lane; unit < head.dim / 4; unit += 32) {  // two pairs
-            const bool apart = unit < 4 * half;
-            const int c = apart ? 2 * unit : 8 * half + 4 * (unit - 2 * half),
-                      d = apart ? c + 8 * half : c + 2;
-            const float2 a = *reinterpret_cast<const float2*>(from + c),
-                         b = *reinterpret_cast<const float2*>(from + d);
-            const float4 t = apart        ? *reinterpret_cast<const float4*>(turn + 2 * c)
-                             : c < turned ? *reinterpret_cast<const float4*>(turn + c)
-                                          : float4{1, 0, 1, 0};
-            const int chunk = c / 8;
-            if (apart) {
-                put(16 * chunk + c % 8, t.x * a.x + t.y * b.x, t.z * a.y + t.w * b.y);
-                put(16 * chunk + 8 + c % 8, t.x * b.x - t.y * a.x, t.z * b.y - t.w * a.y);
-            } else {
-                put(c, t.x * a.x + t.y * a.y, t.x * a.y - t.y * a.x);
-                put(d, t.z * b.x + t.w * b.y, t.z * b.y - t.w * b.x);
-            }
-        }
-    }
-}
-
-/// kPinned: with what keys are turned by in registers.
-template <class Operand, bool kPinned>
+template <class Operand>
 struct HeadScorer {
     static constexpr int kWords = 4;
     static constexpr float kUnit = key_unit<Operand>;
 
     const Absorbed& x;
-    const int lane, half;
-    uint32_t turn[kPinned ? kSteps : 1][kWords];
+    const int lane;
 
-    __device__ HeadScorer(const Absorbed& x, int lane) : x(x), lane(lane), half(half_chunks(x.head)) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i)
-            if (kPinned && 16 * i < x.head.dim) read_turns(i, turn[i]);
-    }
+    __device__ const HeadScores& head() const { return x.head; }
+
+    __device__ HeadScorer(const Absorbed& x, int lane) : x(x), lane(lane) {}
     __device__ void read_turns(int i, uint32_t (&to)[kWords]) const {
         const uint4 four = reinterpret_cast<const uint4*>(shared_memory() + x.at.key_turns)[32 * i + lane];
         to[0] = four.x;
@@ -129,18 +83,17 @@ struct HeadScorer {
 
     /// Keys, as they are stored, scaled, biased and turned: two rows' two columns of chunk a, the same of
     /// chunk b.
-    template <Turning kTurning>
-    __device__ void turn_half(uint32_t (&a)[4], const uint32_t (&turns)[kWords], const uint32_t* affine,
-                              int step) const {
-        if (affine) {
-            const Chunks chunks(half, step);
+    template <Turning kTurning, bool kAffine>
+    __device__ void turn_half(uint32_t (&a)[4], const uint32_t (&turns)[kWords],
+                              const uint32_t* const (&affine)[2]) const {
+        if constexpr (kAffine) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const uint32_t* const of = affine + 4 * (j < 2 ? chunks.a : chunks.b);
+                const uint32_t* const of = affine[j / 2];
                 a[j] = multiply_add_pair(a[j], of[0], of[x.rows.slice / 2]);
             }
         }
-        if (kTurning == Turning::none || (kTurning == Turning::halves && step >= half)) return;
+        if (kTurning == Turning::none) return;
         uint32_t other[4] = {a[2], a[3], a[0], a[1]};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -149,20 +102,19 @@ struct HeadScorer {
             a[j] = multiply_add_pair(other[j], turns[t + 1], multiply_add_pair(a[j], turns[t], 0));
         }
     }
-    template <Turning kTurning>
-    __device__ void turn_exactly(uint32_t (&a)[4], const uint32_t (&turns)[kWords], const uint32_t* affine,
-                                 int step) const {
+    template <Turning kTurning, bool kAffine>
+    __device__ void turn_exactly(uint32_t (&a)[4], const uint32_t (&turns)[kWords],
+                                 const uint32_t* const (&affine)[2]) const {
         float key[4][2];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             key[j][0] = Operand::number(a[j]);
             key[j][1] = Operand::number(a[j] >> 16);
         }
-        if (affine) {
-            const Chunks chunks(half, step);
+        if constexpr (kAffine) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const uint32_t* const of = affine + 4 * (j < 2 ? chunks.a : chunks.b);
+                const uint32_t* const of = affine[j / 2];
                 const uint32_t scale = of[0], bias = of[x.rows.slice / 2];
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
@@ -187,53 +139,113 @@ struct HeadScorer {
         }
     }
 
-    template <Turning kTurning>
-    __device__ void score_as(const unsigned char* tile, int head_in_slice, int rows_half,
-                             float* scores) const {
-        const HeadScores& head = x.head;
-        const unsigned char* const shared = shared_memory();
-        const int column = head_in_slice / head.group * head.dim;
-        const uint32_t* const affine =
-            head.row_scale || head.bias
-                ? reinterpret_cast<const uint32_t*>(shared + x.at.affine) + column / 2 + lane % 4
-                : nullptr;
-        const unsigned char* const row =
-            tile + x.rows.tile + (16 * rows_half + lane % 16) * x.rows.stride + 2 * column;
-        const unsigned char* const apart = row + (lane < 16 ? 0 : 16 * half);
-        const unsigned char* const together = row + (lane < 16 ? 0 : 16);
-        const unsigned char* const q =
-            shared + x.at.turned_q + (8 * head_in_slice + lane % 8) * (2 * head.dim + kPad) + lane / 8 * 16;
-        const bool exact = turns_exactly<Operand>(x);
-        float sum[4] = {};
-        uint32_t b[4];
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-            if (16 * i >= head.dim) break;
-            if (i % 2 == 0) load_matrices(b, q + 32 * i);
-            uint32_t a[4], turns[kWords];
-            load_matrices(a, kTurning == Turning::halves && i < half ? apart + 16 * i : together + 32 * i);
-            if (!kPinned) read_turns(i, turns);
-#pragma unroll
-            for (int j = 0; kPinned && j < kWords; ++j) turns[j] = turn[kPinned ? i : 0][j];
-            if (exact)
-                turn_exactly<kTurning>(a, turns, affine, i);
-            else
-                turn_half<kTurning>(a, turns, affine, i);
-            multiply_add_f16(sum, a, b[i % 2 * 2], b[i % 2 * 2 + 1]);
-        }
-        const int octet = lane % 4;  // of the columns that this lane has sums of
-        if (octet == 2 * rows_half) scores[16 * rows_half + lane / 4] = sum[0] + sum[1];
-        if (octet == 2 * rows_half + 1) scores[16 * rows_half + 8 + lane / 4] = sum[2] + sum[3];
+    /// Two chunks of 8 columns that a step multiplies: where the tile has this lane's part of them, and their
+    /// queries, key turns, and the rows of the rope table for the lane's eight tokens.
+    struct Step {
+        const unsigned char* keys;
+        const float *q[2], *turns;
+        const uint32_t* affine[2];
+        int number, column;  // of the first chunk
+    };
+
+    /// What of a query at two columns a lane multiplies with: one of two f16 that add up to it. One is enough
+    /// beside rows that hold no more.
+    __device__ uint32_t part_of(float2 x) const {
+        constexpr bool kWhole = Operand::kBrain || Operand::kConverted;
+        const bool second = lane / 4 % 2;
+        const uint32_t both = pair_f16(x.x, x.y);
+        if (kWhole) return second ? 0 : both;
+        const uint32_t rest = pair_f16(x.x - from_f16(static_cast<uint16_t>(both)),
+                                       x.y - from_f16(static_cast<uint16_t>(both >> 16)));
+        return second ? rest : both;
     }
 
-    /// The 16 rows [16 rows_half, + 16) with one query head: scores[32], still without factors.
-    __device__ void score(const unsigned char* tile, int head_in_slice, int rows_half, float* scores) const {
-        if (!x.head.table)
-            score_as<Turning::none>(tile, head_in_slice, rows_half, scores);
-        else if (x.head.interleaved)
-            score_as<Turning::neighbours>(tile, head_in_slice, rows_half, scores);
-        else
-            score_as<Turning::halves>(tile, head_in_slice, rows_half, scores);
+    /// A step of both halves of a tile; kApart: its chunks are half of what turns apart, and turn each other.
+    template <Turning kTurning, bool kAffine, bool kApart>
+    __device__ void multiply(const Step& step, float (&sum)[2][4]) const {
+        float2 a = *reinterpret_cast<const float2*>(step.q[0]),
+               b = *reinterpret_cast<const float2*>(step.q[1]);
+        if constexpr (kApart) {
+            const float4 t = *reinterpret_cast<const float4*>(step.turns);
+            const float2 first = a;
+            a = {t.x * a.x + t.y * b.x, t.z * a.y + t.w * b.y};
+            b = {t.x * b.x - t.y * first.x, t.z * b.y - t.w * first.y};
+        } else if constexpr (kTurning == Turning::neighbours) {
+            const auto turn = [&](float2 x, const float* at) -> float2 {
+                const float2 t = *reinterpret_cast<const float2*>(at);
+                return {t.x * x.x + t.y * x.y, t.x * x.y - t.y * x.x};
+            };
+            if (step.column < head().n_rot) a = turn(a, step.turns);
+            if (step.column + 8 < head().n_rot) b = turn(b, step.turns + 8);
+        }
+        const uint32_t q[2] = {part_of(a), part_of(b)};
+        uint32_t turns[kWords];
+        read_turns(step.number, turns);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            uint32_t key[4];
+            load_matrices(key, step.keys + 16 * r * x.rows.stride);
+            constexpr Turning kKeys = kTurning == Turning::halves && !kApart ? Turning::none : kTurning;
+            if constexpr (Operand::kConverted)
+                turn_half<kKeys, kAffine>(key, turns, step.affine);
+            else
+                turn_exactly<kKeys, kAffine>(key, turns, step.affine);
+            multiply_add_f16(sum[r], key, q[0], q[1]);
+        }
+    }
+
+    template <Turning kTurning, bool kAffine>
+    __device__ float score_as(const unsigned char* tile, const float* turns_of_octets, int column,
+                              int head_in_slice) const {
+        const unsigned char* const shared = shared_memory();
+        const int own = lane % 4 * 2, steps = head().dim / 16, apart = half_chunks(head());
+        const unsigned char* const row = tile + x.rows.tile + lane % 16 * x.rows.stride + 2 * column;
+        const float* const q =
+            reinterpret_cast<const float*>(shared + x.at.q) + head_in_slice * head().dim + own;
+        const float* const octet = turns_of_octets + lane / 8 * head().n_rot;
+        const uint32_t* const affine =
+            reinterpret_cast<const uint32_t*>(shared + x.at.affine) + column / 2 + lane % 4;
+        float sum[2][4] = {};  // of 16 rows each
+        if (kTurning == Turning::halves) {
+            const unsigned char* const keys = row + (lane < 16 ? 0 : 16 * apart);
+#pragma unroll 4
+            for (int i = 0; i < apart; ++i)
+                multiply<kTurning, kAffine, true>({keys + 16 * i,
+                                                   {q + 8 * i, q + 8 * (apart + i)},
+                                                   octet + 2 * (8 * i + own),
+                                                   {affine + 4 * i, affine + 4 * (apart + i)},
+                                                   i,
+                                                   8 * i},
+                                                  sum);
+        }
+        const unsigned char* const keys = row + (lane < 16 ? 0 : 16);
+#pragma unroll 4
+        for (int i = apart; i < steps; ++i)
+            multiply<kTurning, kAffine, false>({keys + 32 * i,
+                                                {q + 16 * i, q + 16 * i + 8},
+                                                octet + 16 * i + own,
+                                                {affine + 8 * i, affine + 8 * i + 4},
+                                                i,
+                                                16 * i + own},
+                                               sum);
+        const int octets = lane % 4;  // that this lane has sums of: token 8 octets + lane / 4
+        const float mine = octets < 2 ? (octets % 2 ? sum[0][2] + sum[0][3] : sum[0][0] + sum[0][1])
+                                      : (octets % 2 ? sum[1][2] + sum[1][3] : sum[1][0] + sum[1][1]);
+        return __shfl_sync(~0u, mine, lane % 8 * 4 + lane / 8);
+    }
+
+    /// The score of row `lane` of a tile with one query head, still without factors; `turns`: rows of the
+    /// rope table, of every eighth token; column: where its key begins in the slice.
+    __device__ float score(const unsigned char* tile, const float* turns, int column,
+                           int head_in_slice) const {
+        const auto as = [&]<Turning kTurning>() {
+            return head().row_scale || head().bias
+                       ? score_as<kTurning, true>(tile, turns, column, head_in_slice)
+                       : score_as<kTurning, false>(tile, turns, column, head_in_slice);
+        };
+        if (!head().table) return as.template operator()<Turning::none>();
+        if (head().interleaved) return as.template operator()<Turning::neighbours>();
+        return as.template operator()<Turning::halves>();
     }
 };
 

@@ -1,21 +1,24 @@
 // Absorbed decode attention as a team of blocks computes it. A team shares a split of a sequence's rows; each
 // of its blocks has a slice of the columns, brings that of tile after tile into a ring of stages, and has as
 // large a share of the heads:
-//   score warps    rows to f16 where they are stored in a byte; scores of the slice; of the own heads
-//                  maxima, sums and softmax weights, which go to all blocks of the team
+//   score warps    rows to f16 where they are stored in a byte; scores of the slice, a warp for a head and
+//                  several tiles at once where heads are few; of the own heads maxima, sums and softmax
+//                  weights, which go to all blocks of the team
 //   product warps  all heads' weights times the slice, [heads, slice] in registers
 // So a byte of the cache is read once, and neither kind of warp waits for the other while stages are full:
 // scores run ahead. Where scores are of whole rows (modes v, x, e), blocks first send their shares of them to
 // the heads' owners, a tile ahead of the softmax.
 //
 // Who waits for whom. `full`, `empty`: stages; `free`: tiles of converted rows; `arrived`: weights of a slot;
-// `parts`: partial scores. A block's scores are less than n_tiles ahead of its own products, and those less
-// than n_tiles ahead of any other block's (whose weights they need), so with twice as many slots no weight is
-// overwritten before it is used, without anybody saying so. Scores of a tile are sent after the block's warps
-// have met, so after they have softened the tile before the last: no part is overwritten either.
+// `parts`: partial scores; `crew`: score warps, where whole rows need them all; `turns`: tiles of a head come
+// one after the other where weights become relative to a larger score. A block's scores are less than n_tiles
+// ahead of its own products, and those less than n_tiles ahead of any other block's (whose weights they
+// need), so with twice as many slots no weight is overwritten before it is used, without anybody saying so.
+// Scores of a tile are sent after the block's warps have met, so after they have softened the tile before the
+// last: no part is overwritten either.
 //
-// What a Team is, on top of that: how rows come (bring), how waits go for barriers (wait), and how a block's
-// weights and partial scores get to the others: absorbed_sm90.cu, absorbed_sm80.cu.
+// What a Team is, on top of that: how what is no operand comes (bring), how waits go for barriers (wait), and
+// how a block's weights and partial scores get to the others: absorbed_sm90.cu, absorbed_sm80.cu.
 #pragma once
 
 #include "kernels/cuda/absorbed_heads.cuh"
@@ -25,7 +28,7 @@
 namespace slimrt::cuda {
 
 struct Barriers {
-    uint64_t *full, *empty, *free, *arrived, *parts, *crew;
+    uint64_t *full, *empty, *free, *arrived, *parts, *crew, *turns;
     __device__ explicit Barriers(const Absorbed& x) {
         full = reinterpret_cast<uint64_t*>(shared_memory() + x.at.barriers);
         empty = full + x.at.stages;
@@ -33,18 +36,21 @@ struct Barriers {
         arrived = free + x.at.n_tiles;
         parts = arrived + x.at.slots;
         crew = parts + kPartSlots;
+        turns = crew + 1;
     }
     template <class Team>
     __device__ void init(const Absorbed& x, int score_warps) const {
         for (int i = 0; i < x.at.stages; ++i) {
-            const int loaders = x.converted ? score_warps : kProductWarps;
-            barrier_init(full + i, loaders * Team::kCopyArrivals);
+            const int loaders = x.converted ? x.workers : kProductWarps;
+            barrier_init(full + i, Loader<Team>::arrivals(x, loaders));
             barrier_init(empty + i, loaders);
         }
         for (int i = 0; i < x.at.n_tiles; ++i) barrier_init(free + i, kProductWarps);
-        for (int i = 0; i < x.at.slots; ++i) barrier_init(arrived + i, Team::kWeightArrivals);
+        const int scored = x.wide.dim ? 1 : x.own_heads;
+        for (int i = 0; i < x.at.slots; ++i) barrier_init(arrived + i, scored + Team::kWeightArrivals);
         for (int i = 0; i < kPartSlots; ++i) barrier_init(parts + i, 1);
         barrier_init(crew, score_warps);
+        for (int i = 0; i < x.phases * x.own_heads; ++i) barrier_init(turns + i, 1);
     }
 };
 
@@ -83,11 +89,9 @@ __device__ void prepare(const Absorbed& x, const AbsorbedShare& share) {
         for (int i = begin + thread; i < end; i += n) reinterpret_cast<uint32_t*>(to.weights)[i] = 0;
         for (int i = x.n_heads + thread; i < x.at.slot_heads; i += n) to.shrink[i] = 1;
     }
-    auto* const state = reinterpret_cast<float*>(shared + x.at.state);
-    for (int i = thread; i < x.own_heads; i += n) {
-        state[2 * i] = -kAbsorbedInfinity;
-        state[2 * i + 1] = 0;
-    }
+    const SoftmaxState state(x);
+    for (int i = thread; i < x.own_heads; i += n) state.reference[i] = -kAbsorbedInfinity;
+    for (int i = thread; i < x.phases * x.own_heads; i += n) state.ends[i] = {-kAbsorbedInfinity, 0};
 }
 
 /// A block's shares of the scores of a tile, from its warps' sums and what it read head by head, to the
@@ -116,34 +120,43 @@ __device__ void send_parts(const Absorbed& x, const AbsorbedShare& share, const 
     team.parts_sent(x, slot, crew.lane);
 }
 
-/// Softmax weights of the own heads, from this block's scores or, `kWide`, from all blocks' parts of them.
-template <class Operand, bool kWide, class Team>
+/// Softmax weights of the own heads, from all blocks' parts of their scores.
+template <class Operand, class Team>
 __device__ void soften(const Absorbed& x, const AbsorbedShare& share, const Team& team, const Crew& crew,
-                       int tile, int part, const Ring& slot, const float* factors) {
-    team.scored(x, slot, crew);
-    // By other warps in every tile, where all have met since the last one.
-    const int first = kWide ? crew.warp : (crew.warp + tile * x.own_heads) % crew.warps;
-    for (int own = first; own < x.own_heads; own += crew.warps) {
+                       int tile, int part, const Ring& slot) {
+    if (crew.warp == 0 && crew.lane == 0) team.scored(slot, x.n_heads);
+    for (int own = crew.warp; own < x.own_heads; own += crew.warps) {
         float score = 0;
-        if (kWide) {
-            const float* const from = team.own_parts(x, part) + own * kTileTokens + crew.lane;
-            for (int rank = 0; rank < x.team; ++rank) score += from[rank * x.own_heads * kTileTokens];
-        } else {
-            const auto* const scores = reinterpret_cast<const float*>(shared_memory() + x.at.scores);
-            score = scores[own * kTileTokens + crew.lane];
-            const int of = x.head.head_factors ? own / x.head.group * kTileTokens : 0;
-            if (x.head.has_factors) score *= factors[of + share.seen_row(tile, crew.lane)];
-        }
-        share_weights<Operand>(x, share, team, tile, own, score, slot, crew.lane);
+        const float* const from = team.own_parts(x, part) + own * kTileTokens + crew.lane;
+        for (int rank = 0; rank < x.team; ++rank) score += from[rank * x.own_heads * kTileTokens];
+        share_weights<Operand>(x, share, team, tile, own, score, slot, crew.lane, Ring(1), nullptr);
     }
 }
 
+/// What the own heads' softmax comes to: of all phases, by a warp for each head.
+__device__ inline void write_ends(const Absorbed& x, const AbsorbedShare& share, const Crew& crew) {
+    const SoftmaxState state(x);
+    float2* const ends = reinterpret_cast<float2*>(x.ends) +
+                         (int64_t(share.sequence) * x.splits + share.split) * x.n_heads +
+                         share.rank * x.own_heads;
+    for (int own = crew.warp; own < x.own_heads; own += crew.warps) {
+        float2 all = {state.reference[own], 0};
+        for (int phase = 0; phase < x.phases; ++phase) {
+            const float2 some = state.ends[phase * x.own_heads + own];
+            if (some.y != 0) all.y += some.y * __expf(some.x - all.x);
+        }
+        if (crew.lane == 0) ends[own] = all;
+    }
+}
+
+/// A score warp: with `workers` others (x.workers, itself among them) it has a tile, which is their phase's.
 template <class Team, class Operand, int kM, int kScoreWarps>
 struct Scores {
     const Absorbed& x;
     const AbsorbedShare& share;
     const Team& team;
     const Barriers& barriers;
+    const int phase, worker;
     const Loader<Team> loader;
     const Crew crew;
     Ring stage, tile_at, meeting{1};
@@ -154,11 +167,13 @@ struct Scores {
           share(share),
           team(team),
           barriers(barriers),
-          loader{x, share, barriers.full, barriers.empty, warp, kScoreWarps, lane},
+          phase(warp / x.workers),
+          worker(warp % x.workers),
+          loader(x, share, barriers, worker, x.workers, x.phases, lane),
           crew{warp, kScoreWarps, lane},
           stage(x.at.stages),
           tile_at(x.at.n_tiles) {
-        if (x.converted) loader.start();
+        if (Operand::kConverted && phase < x.phases) loader.start(phase);
     }
 
     /// All score warps.
@@ -172,73 +187,87 @@ struct Scores {
     __device__ unsigned char* tile_data() const {
         return shared_memory() + x.at.tiles + tile_at.at * x.at.tile_bytes;
     }
-
-    /// Waits for a tile, and makes of it what products read.
-    __device__ void receive(int tile) {
-        Team::wait(barriers.full + stage.at, stage.parity());
-        if (x.converted) {
-            Team::wait(barriers.free + tile_at.at, tile_at.parity() ^ 1);
-            convert_rows(x.rows, share, tile, stage_data(), tile_data(), crew.warp, crew.warps, crew.lane);
-        }
-        if (x.residual.width)
-            convert_residual(x, share, tile, stage_data(), tile_data(), crew.warp, crew.warps, crew.lane);
-    }
-    __device__ void leave(int tile) {
-        if (x.converted) loader.done(tile, stage);
-        stage.next();
-        tile_at.next();
-    }
-    __device__ void read_heads(const auto& scorer, int heads) const {
-        float* const scores = reinterpret_cast<float*>(shared_memory() + x.at.scores);
-        for (int i = crew.warp; i < 2 * heads; i += crew.warps) {
-            const int head = i < heads ? i : i - heads;
-            scorer.score(tile_data(), head, i >= heads, scores + head * kTileTokens);
-        }
-    }
     __device__ const float* of_stage(int offset) const {
         return reinterpret_cast<const float*>(stage_data() + offset);
     }
 
+    /// Waits for a tile that is to be converted, and for room for it.
+    __device__ void receive(int tile) {
+        Team::wait(barriers.full + stage.at, stage.parity());
+        if (Operand::kConverted) Team::wait(barriers.free + tile_at.at, tile_at.parity() ^ 1);
+        if (x.residual.width)
+            convert_residual(x, share, tile, stage_data(), tile_data(), worker, x.workers, crew.lane);
+    }
+    __device__ void convert(int tile, const TilePart& part) const {
+        if constexpr (Operand::kConverted)
+            convert_rows(x.rows, share, tile, stage_data(), tile_data(), part, crew.lane);
+    }
+    __device__ void next() {
+        stage.next();
+        tile_at.next();
+    }
+
+    /// A warp has stored heads for itself, and needs no other but to learn what weights are relative to.
     __device__ void by_heads() {
-        const HeadScorer<Operand, true> scorer(x, crew.lane);
-        const int heads = heads_of_slice(x, share.rank);
-        if (!x.head.table) turn_queries(x, nullptr, heads, crew);
-        Ring slot(x.at.slots);
-        for (int tile = 0; tile < share.n_tiles; ++tile, slot.next()) {
+        const HeadScorer<Operand> scorer(x, crew.lane);
+        Ring slot(x.at.slots), turn(x.phases);
+        for (int tile = 0; tile < share.n_tiles; ++tile, next(), slot.next(), turn.next()) {
+            if (turn.at != phase) continue;
             receive(tile);
-            if (x.head.table) turn_queries(x, of_stage(x.at.turns), heads, crew);
-            meet();
-            read_heads(scorer, heads);
-            meet();
-            soften<Operand, false>(x, share, team, crew, tile, 0, slot, of_stage(x.at.factors));
-            leave(tile);
+            for (int stored = worker; stored * x.head.dim < x.rows.slice; stored += x.workers) {
+                convert(tile, {stored * x.head.dim, x.head.dim, 0, 1});
+                __syncwarp();
+                for (int own = stored * x.head.group; own < (stored + 1) * x.head.group; ++own)
+                    weigh(scorer, tile, stored, own, slot, turn);
+            }
+            if (Operand::kConverted) loader.done(tile, stage);
         }
-        meet();
+    }
+    /// Softmax weights of one of the own heads.
+    __device__ void weigh(const auto& scorer, int tile, int stored, int own, const Ring& slot,
+                          const Ring& turn) const {
+        float score = scorer.score(tile_data(), of_stage(x.at.turns), stored * x.head.dim, own);
+        if (x.head.has_factors) {
+            const int of = x.head.head_factors ? stored * kTileTokens : 0;
+            score *= of_stage(x.at.factors)[of + share.seen_row(tile, crew.lane)];
+        }
+        __syncwarp();  // all lanes have read the tile
+        if (crew.lane == 0) team.scored(slot, x.team);
+        share_weights<Operand>(x, share, team, tile, own, score, slot, crew.lane, turn, barriers.turns);
+    }
+
+    /// Shares of the scores of a tile's heads, those that are read head by head.
+    __device__ void read_heads(int heads) const {
+        const HeadScorer<Operand> scorer(x, crew.lane);
+        float* const scores = reinterpret_cast<float*>(shared_memory() + x.at.scores);
+        for (int head = crew.warp; head < heads; head += crew.warps)
+            scores[head * kTileTokens + crew.lane] =
+                scorer.score(tile_data(), of_stage(x.at.turns), head / x.head.group * x.head.dim, head);
     }
 
     __device__ void of_whole_rows() {
         constexpr int kParts = Operand::kBrain ? 2 : 1, kWideSteps = kMaxSlice / 16 / kScoreWarps;
         const WideScorer<Operand, kM, kParts, kWideSteps> wide(x, share, crew);
         const int heads = x.head.dim ? heads_of_slice(x, share.rank) : 0;
-        if (!x.head.table) turn_queries(x, nullptr, heads, crew);
         float* const sums =
             reinterpret_cast<float*>(shared_memory() + x.at.sums) + crew.warp * x.at.slot_heads * kSumStride;
         Ring slot(x.at.slots), part(kPartSlots), sent(kPartSlots);
         for (int tile = 0; tile <= share.n_tiles; ++tile) {
             if (tile < share.n_tiles) {
                 receive(tile);
-                if (x.head.table) turn_queries(x, of_stage(x.at.turns), heads, crew);
+                convert(tile, {0, x.rows.slice, crew.warp, crew.warps});
                 meet();
-                if (heads) read_heads(HeadScorer<Operand, false>(x, crew.lane), heads);
+                read_heads(heads);
                 wide.score(tile_data(), sums);
                 meet();
                 send_parts(x, share, team, crew, sent.at);
                 sent.next();
-                leave(tile);
+                if (Operand::kConverted) loader.done(tile, stage);
+                next();
             }
             if (tile == 0) continue;
             team.wait_parts(x, part, crew);
-            soften<Operand, true>(x, share, team, crew, tile - 1, part.at, slot, nullptr);
+            soften<Operand>(x, share, team, crew, tile - 1, part.at, slot);
             part.next();
             slot.next();
         }
@@ -250,14 +279,14 @@ __device__ void multiply(const Absorbed& x, const AbsorbedShare& share, const Te
                          const Barriers& barriers, int warp, int lane) {
     Products<Operand, kM, kGroups> products(x, warp, lane);
     Ring stage(x.at.stages), tile_at(x.at.n_tiles), slot(x.at.slots);
-    const Loader<Team> loader{x, share, barriers.full, barriers.empty, warp, kProductWarps, lane};
-    if (!x.converted) loader.start();
+    const Loader<Team> loader(x, share, barriers, warp, kProductWarps, 1, lane);
+    if (!Operand::kConverted) loader.start(0);
     for (int tile = 0; tile < share.n_tiles; ++tile, stage.next(), tile_at.next(), slot.next()) {
-        if (!x.converted) Team::wait(barriers.full + stage.at, stage.parity());
+        if (!Operand::kConverted) Team::wait(barriers.full + stage.at, stage.parity());
         team.template fetch_weights<16 * kM>(x, slot, warp, lane);
         Team::wait(barriers.arrived + slot.at, slot.parity());
         products.add(shared_memory() + x.at.tiles + tile_at.at * x.at.tile_bytes, WeightSlot(x, slot.at));
-        if (!x.converted) {
+        if (!Operand::kConverted) {
             loader.done(tile, stage);
             continue;
         }
@@ -268,7 +297,7 @@ __device__ void multiply(const Absorbed& x, const AbsorbedShare& share, const Te
 }
 
 template <int kM>
-constexpr int kScoreWarpsOf = kM > 2 ? 4 : 8;
+constexpr int kScoreWarpsOf = score_warps_of(16 * kM);
 template <int kM>
 constexpr int kThreads = 32 * (kProductWarps + kScoreWarpsOf<kM>);
 
@@ -289,15 +318,10 @@ __global__ void __launch_bounds__(kThreads<kM>, 1) absorbed_kernel(const __grid_
         Scores<Team, Operand, kM, kScoreWarps> scores(x, share, team, barriers, warp - kProductWarps, lane);
         if constexpr (kWide)
             scores.of_whole_rows();
-        else
+        else if (scores.phase < x.phases)
             scores.by_heads();
-        const auto* const state = reinterpret_cast<const float2*>(shared_memory() + x.at.state);
-        float2* const ends = reinterpret_cast<float2*>(x.ends) +
-                             (int64_t(share.sequence) * x.splits + share.split) * x.n_heads +
-                             share.rank * x.own_heads;
-        __syncwarp();
-        for (int own = warp - kProductWarps; own < x.own_heads; own += kScoreWarps)
-            if (lane == 0) ends[own] = state[own];
+        scores.meet();
+        write_ends(x, share, scores.crew);
     }
     __syncwarp();
     Team::end();
@@ -325,7 +349,8 @@ void start_as(const Device& device, const Absorbed& x) {
 
 template <class Team>
 void start_team(const Device& device, const Absorbed& x) {
-    x.bf16 ? start_as<Team, BrainOperand>(device, x) : start_as<Team, HalfOperand>(device, x);
+    if (x.bf16) return start_as<Team, BrainOperand>(device, x);
+    x.converted ? start_as<Team, CodeOperand>(device, x) : start_as<Team, HalfOperand>(device, x);
 }
 
 }  // namespace slimrt::cuda

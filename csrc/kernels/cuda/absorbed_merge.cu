@@ -51,28 +51,27 @@ __device__ float fresh_score(const Absorbed& x, int64_t token, int64_t position,
 }
 
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Absorbed x) {
+    __shared__ float2 ends[kMaxSplits];
     __shared__ float weights[kMaxSplits];
     const int thread = static_cast<int>(threadIdx.x), head = static_cast<int>(blockIdx.y);
     const PlacedSequence& sequence = x.placed[blockIdx.z];
     const int64_t token = sequence.query + x.query_shift, job = int64_t(blockIdx.z) * x.splits;
+    if (thread < x.splits)
+        ends[thread] = reinterpret_cast<const float2*>(x.ends)[(job + thread) * x.n_heads + head];
+    __syncthreads();
     const float own = sequence.fresh ? fresh_score(x, token, sequence.position, head) : -__builtin_inff();
-    const auto* const ends = reinterpret_cast<const float2*>(x.ends) + job * x.n_heads + head;
-
     float* const lse = x.lse ? x.lse + token * x.lse_stride + head : nullptr;
     const float before = x.merge ? *lse : -__builtin_inff(), sink = x.finish.sink(head);
     float high = max(max(own, before), sink), total = 0;
-    for (int i = 0; i < x.splits; ++i) high = max(high, ends[i * x.n_heads].x);
+    for (int i = 0; i < x.splits; ++i) high = max(high, ends[i].x);
     const float reference = high > -__builtin_inff() ? high : 0;  // nothing seen, or only NaN
-    for (int i = 0; i < x.splits; ++i)
-        total += __expf(ends[i * x.n_heads].x - reference) * ends[i * x.n_heads].y;
+    for (int i = 0; i < x.splits; ++i) total += __expf(ends[i].x - reference) * ends[i].y;
     const float own_weight = sequence.fresh ? __expf(own - reference) : 0;
     const float kept_weight = __expf(before - reference);
     total += own_weight + kept_weight + __expf(sink - reference);
     const float share = total == 0 ? 0 : 1 / total;
-    if (thread < x.splits) {
-        const float2 end = ends[thread * x.n_heads];
-        weights[thread] = end.y == 0 ? 0 : __expf(end.x - reference) * share;  // 0: there are no sums
-    }
+    if (thread < x.splits)  // 0: there are no sums
+        weights[thread] = ends[thread].y == 0 ? 0 : __expf(ends[thread].x - reference) * share;
     __syncthreads();
     if (lse && blockIdx.x == 0 && thread == 0) *lse = reference + logf(total);
 
@@ -85,15 +84,16 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
         float* const out = values.out + token * values.out_stride + int64_t(head) * values.out_head + within;
         float4 sum = {0, 0, 0, 0};
         const auto add = [&](float weight, const float* from) {
-            const float4 some = *reinterpret_cast<const float4*>(from);
+            const float4 some = weight != 0 ? *reinterpret_cast<const float4*>(from) : float4{0, 0, 0, 0};
             sum = {sum.x + weight * some.x, sum.y + weight * some.y, sum.z + weight * some.z,
                    sum.w + weight * some.w};
         };
         if (sequence.fresh) add(own_weight * share, values.fresh + token * values.fresh_stride + within);
-        for (int i = 0; i < x.splits; ++i)
-            if (ends[i * x.n_heads].y != 0)
-                add(weights[i], x.partial + ((job + i) * x.n_heads + head) * x.columns + column);
-        if (kept_weight != 0) add(kept_weight * share, out);
+        const float* const partial = x.partial + (job * x.n_heads + head) * x.columns + column;
+        const int64_t next = int64_t(x.n_heads) * x.columns;
+#pragma unroll 8  // so many are read at once
+        for (int i = 0; i < x.splits; ++i) add(weights[i], partial + i * next);
+        add(kept_weight * share, out);
         *reinterpret_cast<float4*>(out) = sum;
     }
 }

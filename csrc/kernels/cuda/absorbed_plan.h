@@ -12,6 +12,8 @@ inline constexpr int kTileTokens = 32;    // a tile is a block of the cache
 inline constexpr int kGroupColumns = 16;  // what two products of 8 columns take at once
 inline constexpr int kMaxSlice = 512, kMaxDim = 128;
 inline constexpr int kProductWarps = 8;
+/// Of so many query heads; registers are for 16 warps, of more heads for 12.
+__host__ __device__ constexpr int score_warps_of(int n_heads) { return n_heads > 32 ? 4 : 8; }
 inline constexpr int kWeightStride = 80;  // bytes between heads of 32 softmax weights, none in the same banks
 inline constexpr int kSumStride = 36;     // floats between heads of 32 partial scores
 inline constexpr int kPartSlots = 4;      // tiles whose partial scores may be on their way
@@ -27,6 +29,7 @@ struct AbsorbedPlane {
     int raw = 0;                // where a stage has it as it is stored, if it is converted: pieces, each
     int pieces = 1, piece = 0;  // of so many columns, a stored head or the slice,
     int of_piece = 0;           // (its number is i * of_piece / 2^16 for columns [8 i, 8 i + 8))
+    int of_unit = 0;            // i * of_unit / 2^16: i by what a warp converts of a row, in eights
     int raw_row = 0;            // and so many bytes from row to row,
     int raw_piece = 0;          // and from piece to piece, scales with them
 };
@@ -90,7 +93,7 @@ struct AbsorbedLayout {
     int turns, factors;              // in a stage: rows of the rope table, factors of rows
     int tiles, n_tiles, tile_bytes;  // operands; of planes that need no conversion the stages themselves
     int weights, slots, slot_heads, slot_bytes;  // softmax weights of a tile; then what sums shrink by
-    int q, turned_q, key_turns, affine, scores, sums, parts, state, barriers;
+    int q, key_turns, affine, scores, sums, parts, references, state, barriers;
     int bytes;
 };
 
@@ -110,6 +113,8 @@ struct Absorbed {
     const PlacedSequence* placed;
     int query_shift;
     int n_heads, own_heads, team, splits, sequences;
+    int workers;     // score warps that share a tile: of its heads, or all of them
+    int phases;      // such groups, which take tiles in turn
     int teams;       // that run at once
     int first_team;  // of a launch, if teams are no clusters
     bool mailed;     // then they have mail

@@ -18,33 +18,59 @@ struct WeightSlot {
           shrink(reinterpret_cast<float*>(weights + x.at.slot_heads * kWeightStride)) {}
 };
 
+/// Of the own heads: what weights are relative to, and of each phase that and the sum of its weights.
+struct SoftmaxState {
+    float* reference;
+    float2* ends;
+    __device__ explicit SoftmaxState(const Absorbed& x)
+        : reference(reinterpret_cast<float*>(shared_memory() + x.at.references)),
+          ends(reinterpret_cast<float2*>(shared_memory() + x.at.state)) {}
+};
+
+/// The largest of a warp's numbers, in one instruction: made integers of the same order.
+__device__ inline float max_of_warp(float x) {
+    const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+    return __int_as_float(ordered(__reduce_max_sync(~0u, ordered(__float_as_int(x)))));
+}
+
 /// One warp, one of this block's own heads, lane: row of the tile. Its weights go to all blocks of the team.
+/// They are relative to the largest score so far, or to one not much smaller, so that earlier sums are hardly
+/// ever multiplied anew. `turn`: of the phases; `turns`: a barrier for each phase
+/// and head, where a tile follows the one before it.
 template <class Operand, class Team>
 __device__ void share_weights(const Absorbed& x, const AbsorbedShare& share, const Team& team, int tile,
-                              int own, float score, const Ring& slot, int lane) {
+                              int own, float score, const Ring& slot, int lane, const Ring& turn,
+                              uint64_t* turns) {
+    constexpr float kSlack = 8;  // e^8 is far from what f16 holds
     const int head = share.rank * x.own_heads + own;
-    float* const state = reinterpret_cast<float*>(shared_memory() + x.at.state) + 2 * own;  // maximum, sum
+    const SoftmaxState state(x);
     const int64_t row = share.first_row(tile) + lane;
     constexpr float kScaled = 1;  // as queries are
     score = finish_score(x.finish, score, kScaled, share.sees(tile, lane), head, row - share.position);
-    const float before = state[0];
-    float high = score;
-    for (int i = 16; i > 0; i /= 2) high = max(high, __shfl_xor_sync(~0u, high, i));
-    high = max(high, before);
-    const float reference = high == -kAbsorbedInfinity ? 0 : high;
+    const float high = max_of_warp(score);
+    if (x.phases > 1 && tile > 0) {
+        const int earlier = turn.at == 0 ? x.phases - 1 : turn.at - 1;
+        Team::wait(turns + earlier * x.own_heads + own, turn.parity() ^ (turn.at == 0));
+    }
+    const float before = state.reference[own];
+    const float now = before == -kAbsorbedInfinity || high > before + kSlack ? high : before;
+    __syncwarp();  // all lanes have read it
+    if (lane == 0) {
+        state.reference[own] = now;
+        if (x.phases > 1) barrier_arrive(turns + turn.at * x.own_heads + own);
+    }
+    const float reference = now == -kAbsorbedInfinity ? 0 : now;
     const uint32_t weight = Operand::pair(__expf(score - reference), 0);
+    const uint32_t pair = weight | __shfl_xor_sync(~0u, weight, 1) << 16;  // on even lanes
+    team.send_weights(x, slot, head, pair, __expf(before - reference), lane);
+
     float sum = Operand::number(weight);
     for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
-    const float shrink = __expf(before - reference);
-    __syncwarp();
     if (lane == 0) {
-        state[0] = high;
-        state[1] = state[1] * shrink + sum;
+        float2& end = state.ends[turn.at * x.own_heads + own];
+        end = {now, end.y * __expf(end.x - reference) + sum};
     }
-    __syncwarp();  // all lanes read it at the next tile
-
-    const uint32_t pair = weight | __shfl_xor_sync(~0u, weight, 1) << 16;  // on even lanes
-    team.send_weights(x, slot, head, pair, shrink, lane);
+    __syncwarp();  // all lanes read the reference at the next tile
 }
 
 /// A product warp's sums: of every kProductWarps-th group of 16 columns, all heads.

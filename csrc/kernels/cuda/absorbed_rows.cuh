@@ -74,23 +74,20 @@ struct TileSource {
     __device__ int seen(int row) const { return max(low, min(row, high)); }
 };
 
-/// Calls copy(to, from, bytes) for what the one who brings row `row` brings of the rows of a tile.
+/// Calls copy(to, from, bytes) for what the one who brings row `row` brings of rows that are to be converted.
 template <class Copy>
-__device__ void copy_rows(const AbsorbedPlane& plane, bool converted, int rank, const TileSource& source,
-                          int row, Copy&& copy) {
+__device__ void copy_rows(const AbsorbedPlane& plane, int rank, const TileSource& source, int row,
+                          Copy&& copy) {
     const RowsView& rows = plane.rows;
     const unsigned char* const from = source.rows + rank * plane.slice_bytes;
-    if (plane.by_heads && converted) {  // all rows at once, in eight parts
+    if (plane.by_heads) {  // all rows at once, in eight parts
         const int part = plane.slice_bytes / 8;
         if (row % 4 == 0) copy(plane.raw + row / 4 * part, from + row / 4 * part, part);
         return;
     }
-    const unsigned char* data = from + source.seen(row) * rows.head_elements;
-    const int to = converted ? plane.raw : plane.tile, stride = converted ? plane.raw_row : plane.stride;
     const int bytes = bytes_of(rows.dtype, plane.piece);
-    for (int i = 0; i < plane.pieces; ++i, data += (rows.head_elements + rows.head_scales) * kTileTokens)
-        copy(to + row * stride + i * bytes, data, bytes);
-    if (converted && rows.head_scales && row == 0)
+    copy(plane.raw + row * plane.raw_row, from + source.seen(row) * rows.head_elements, bytes);
+    if (rows.head_scales && row == 0)
         copy(plane.raw + kTileTokens * plane.raw_row, source.rows + kTileTokens * rows.head_elements,
              kTileTokens * rows.head_scales);
 }
@@ -129,38 +126,80 @@ __device__ void copy_besides(const Absorbed& x, int rank, const TileSource& sour
     copy(x.at.factors, source.factors + (head.head_factors ? rank * bytes : 0), bytes);
 }
 
-/// All that the one who brings row `row` brings of a tile.
+/// All that the one who brings row `row` brings of a tile, but rows that are operands.
 template <class Copy>
 __device__ void copy_share(const Absorbed& x, int rank, const TileSource& source, int row, Copy&& copy) {
-    copy_rows(x.rows, x.converted, rank, source, row, copy);
+    if (x.converted) copy_rows(x.rows, rank, source, row, copy);
     if (x.residual.width) copy_residual(x.residual, rank, source, row, copy);
     copy_besides(x, rank, source, row, copy);
 }
 
-/// The warps that empty the stages, who fill them again: each brings a few rows of every tile.
+/// The warps that empty a stage, who fill it again: member `warp` of `warps`. They have every `phases`-th
+/// tile. Rows that are operands as they are stored come 512 bytes at a time, by all of them; what else there
+/// is, small pieces and what is to be converted, as a Team brings it: all warps some rows, or one of them
+/// all.
 template <class Team>
 struct Loader {
     const Absorbed& x;
     const AbsorbedShare& share;
     uint64_t *full, *empty;
-    int warp, warps, lane;
+    int warp, warps, phases, lane;
+    uint32_t brings = 0;  // a bit for each stage that this warp brings something to
 
+    __device__ Loader(const Absorbed& x, const AbsorbedShare& share, const auto& barriers, int warp,
+                      int warps, int phases, int lane)
+        : x(x),
+          share(share),
+          full(barriers.full),
+          empty(barriers.empty),
+          warp(warp),
+          warps(warps),
+          phases(phases),
+          lane(lane) {
+        for (int stage = 0; stage < x.at.stages; ++stage)
+            if (!Team::kOneBrings || stage % warps == warp) brings |= 1u << stage;
+    }
+    /// How many arrive at `full`.
+    static __device__ int arrivals(const Absorbed& x, int warps) {
+        return Team::kOneBrings ? (x.converted ? 1 : 1 + warps * 32) : warps * 32;
+    }
+
+    __device__ void copy_operands(const TileSource& source, unsigned char* to) const {
+        const AbsorbedPlane& plane = x.rows;
+        const int pitch = plane.rows.head_elements, bytes = 2 * plane.piece;
+        for (int piece = 0; piece < plane.pieces; ++piece) {
+            const unsigned char* const from =
+                source.rows + share.rank * plane.slice_bytes + piece * pitch * kTileTokens;
+            unsigned char* const tile = to + plane.tile + piece * bytes;
+#pragma unroll 4
+            for (int row = warp; row < kTileTokens; row += warps) {
+                const unsigned char* const row_from = from + source.seen(row) * pitch;
+                unsigned char* const row_to = tile + row * plane.stride;
+                for (int i = 16 * lane; i < bytes; i += 16 * 32) copy16(row_to + i, row_from + i);
+            }
+        }
+    }
     __device__ void load(int tile, int stage) const {
-        const int rows = kTileTokens / warps;
-        Team::bring(x, share.rank, TileSource(x, share, tile), warp * rows, rows,
-                    shared_memory() + stage * x.at.stage_bytes, full + stage, lane);
+        const bool mine = brings >> stage & 1;
+        if (x.converted && !mine) return;
+        const TileSource source(x, share, tile);
+        unsigned char* const to = shared_memory() + stage * x.at.stage_bytes;
+        if (!x.converted) copy_operands(source, to);
+        if (mine) Team::bring(x, share.rank, source, warp, warps, to, full + stage, lane);
+        if (!x.converted || !Team::kOneBrings) barrier_arrive_after_copies(full + stage);
     }
-    __device__ void start() const {
-        for (int tile = 0; tile < min(x.at.stages, share.n_tiles); ++tile) load(tile, tile);
+    __device__ void start(int phase) const {
+        for (int tile = phase; tile < min(x.at.stages, share.n_tiles); tile += phases) load(tile, tile);
     }
-    /// After a tile: the stage of the one before, which the other warps have left by now, gets its next.
+    /// After a tile: the stage of their last one, which the other warps have left by now, gets its next.
     __device__ void done(int tile, const Ring& stage) const {
         __syncwarp();
         if (lane == 0) barrier_arrive(empty + stage.at);
-        const int next = tile - 1 + x.at.stages;
-        if (tile == 0 || next >= share.n_tiles) return;
-        const int before = stage.at == 0 ? x.at.stages - 1 : stage.at - 1;
-        Team::wait(empty + before, stage.at == 0 ? stage.parity() ^ 1 : stage.parity());
+        const bool earlier = stage.at < phases;  // in the round before this one
+        const int before = stage.at - phases + (earlier ? x.at.stages : 0),
+                  next = tile - phases + x.at.stages;
+        if (tile < phases || next >= share.n_tiles || (x.converted && !(brings >> before & 1))) return;
+        Team::wait(empty + before, stage.parity() ^ earlier);
         load(next, before);
     }
 };
@@ -206,45 +245,44 @@ struct Halves<RowE5M2> {
     }
 };
 
-/// The slice of a tile to f16, by the warps of a crew; a lane has the same columns of every row.
+/// What of a tile's slice a warp converts: columns of every `step`-th row.
+struct TilePart {
+    int column, columns, row, step;
+};
+
+/// To f16, eight columns at a time.
 template <class Stored>
 __device__ void convert_as(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
-                           const unsigned char* stage, unsigned char* to, int warp, int warps, int lane) {
-    constexpr int kEach = 8 * 32, kPasses = kMaxSlice / kEach;
-    const unsigned char *codes[kPasses], *scales[kPasses];
-#pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-        const int column = kEach * i + 8 * lane, piece = column / 8 * plane.of_piece >> 16;
-        const unsigned char* const from = stage + plane.raw + piece * plane.raw_piece;
-        codes[i] = from + column - piece * plane.piece;
-        scales[i] = from + kTileTokens * plane.raw_row;
-    }
+                           const unsigned char* stage, unsigned char* to, const TilePart& part, int lane) {
     const int low_row = share.seen_row(tile, 0), high_row = share.seen_row(tile, kTileTokens - 1);
-    for (int row = warp; row < kTileTokens; row += warps) {
-        const int seen = max(low_row, min(row, high_row));
-        unsigned char* const out = to + plane.tile + row * plane.stride + 16 * lane;
-#pragma unroll
-        for (int i = 0; i < kPasses; ++i) {
-            if (kEach * i + 8 * lane >= plane.slice) break;
-            uint32_t high = 0, low = 0;
-            if (Stored::kScale > 0) {
-                const float scale = reinterpret_cast<const float*>(scales[i])[seen] * Stored::kScale;
-                high = pair_f16(scale, scale);
-                const float rest = scale - from_f16(static_cast<uint16_t>(high));
-                low = pair_f16(rest, rest);
-            }
-            const uint2 eight = *reinterpret_cast<const uint2*>(codes[i] + seen * plane.raw_row);
-            *reinterpret_cast<uint4*>(out + 2 * kEach * i) = Stored::eight(eight, high, low);
+    const int units = part.columns / 8;
+#pragma unroll 4
+    for (int i = lane; i < kTileTokens / part.step * units; i += 32) {
+        const int of_part = i * plane.of_unit >> 16, row = part.row + of_part * part.step;
+        const int column = part.column + 8 * (i - of_part * units);
+        const int piece = column / 8 * plane.of_piece >> 16, seen = max(low_row, min(row, high_row));
+        const unsigned char* const from = stage + plane.raw + piece * plane.raw_piece;
+        uint32_t high = 0, low = 0;
+        if (Stored::kScale > 0) {
+            const auto* const scales = reinterpret_cast<const float*>(from + kTileTokens * plane.raw_row);
+            const float scale = scales[seen] * Stored::kScale;
+            high = pair_f16(scale, scale);
+            const float rest = scale - from_f16(static_cast<uint16_t>(high));
+            low = pair_f16(rest, rest);
         }
+        const auto eight =
+            *reinterpret_cast<const uint2*>(from + column - piece * plane.piece + seen * plane.raw_row);
+        *reinterpret_cast<uint4*>(to + plane.tile + row * plane.stride + 2 * column) =
+            Stored::eight(eight, high, low);
     }
 }
 
 __device__ inline void convert_rows(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
-                                    const unsigned char* stage, unsigned char* to, int warp, int warps,
+                                    const unsigned char* stage, unsigned char* to, const TilePart& part,
                                     int lane) {
     with_row_type(plane.rows.dtype, [&]<class Row>(Row) {
         if constexpr (sizeof(typename Row::Code) == 1 && Row::kGroup == 0)
-            convert_as<Halves<Row>>(plane, share, tile, stage, to, warp, warps, lane);
+            convert_as<Halves<Row>>(plane, share, tile, stage, to, part, lane);
     });
 }
 

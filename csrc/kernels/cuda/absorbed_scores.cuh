@@ -5,17 +5,20 @@
 
 namespace slimrt::cuda {
 
-/// Operands of products.
+/// Operands of products: rows as they are stored, or (kConverted) what codes of a byte become.
 struct HalfOperand {
-    static constexpr bool kBrain = false;
+    static constexpr bool kBrain = false, kConverted = false;
     static __device__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         multiply_add_f16(d, a, b0, b1);
     }
     static __device__ uint32_t pair(float low, float high) { return pair_f16(low, high); }
     static __device__ float number(uint32_t bits) { return from_f16(static_cast<uint16_t>(bits)); }
 };
+struct CodeOperand : HalfOperand {
+    static constexpr bool kConverted = true;
+};
 struct BrainOperand {
-    static constexpr bool kBrain = true;
+    static constexpr bool kBrain = true, kConverted = false;
     static __device__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         multiply_add_bf16(d, a, b0, b1);
     }

@@ -10,8 +10,8 @@ namespace slimrt::cuda {
 namespace {
 
 struct Blocks {
-    static constexpr int kCopyArrivals = 32;  // of a warp: each lane, when its copies are there
-    static constexpr int kWeightArrivals = kProductWarps + 1;
+    static constexpr bool kOneBrings = false;
+    static constexpr int kWeightArrivals = kProductWarps;  // beside those of scored()
 
     const int of_launch, number, rank;
     uint64_t* const arrived;
@@ -30,16 +30,14 @@ struct Blocks {
     static __device__ void end() {}
     static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait(barrier, parity); }
 
-    /// A warp's rows of a tile, 512 bytes at a time.
-    static __device__ void bring(const Absorbed& x, int rank, const TileSource& source, int first, int rows,
-                                 unsigned char* to, uint64_t* full, int lane) {
-        for (int row = first; row < first + rows; ++row)
+    static __device__ void bring(const Absorbed& x, int rank, const TileSource& source, int warp, int warps,
+                                 unsigned char* to, uint64_t*, int lane) {
+        for (int row = warp; row < kTileTokens; row += warps)
             copy_share(x, rank, source, row, [&](int at, const void* from, int n) {
 #pragma unroll 1
                 for (int i = 16 * lane; i < n; i += 16 * 32)
                     copy16(to + at + i, static_cast<const unsigned char*>(from) + i);
             });
-        barrier_arrive_after_copies(full);
     }
 
     /// A word's tag is the round of its slot, so it tells by itself that it is there, and needs no fence.
@@ -54,10 +52,8 @@ struct Blocks {
             send_word(to + lane, lane < kMailWords - 1 ? own : __float_as_uint(shrink), slot.round + 1);
     }
     /// Words order nothing: this does it between the block's score warps, that have read and converted the
-    /// tile and met, and its product warps, that read it and then bring another in its place.
-    __device__ void scored(const Absorbed&, const Ring& slot, const Crew& crew) const {
-        if (crew.warp == 0 && crew.lane == 0) barrier_arrive(arrived + slot.at);
-    }
+    /// tile, and its product warps, that read it and then bring another in its place.
+    __device__ void scored(const Ring& slot, int) const { barrier_arrive(arrived + slot.at); }
     /// All product warps, each a share of the words of at most kHeads heads.
     template <int kHeads>
     __device__ void fetch_weights(const Absorbed& x, const Ring& slot, int warp, int lane) const {

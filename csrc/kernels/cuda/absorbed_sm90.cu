@@ -1,5 +1,5 @@
-// Absorbed decode attention on sm_90a: a team is a cluster. Rows come by bulk copies; weights and partial
-// scores are written into the other blocks' shared memory in the background, where barriers count the bytes.
+// Absorbed decode attention on sm_90a: a team is a cluster. Weights and partial scores are written into the
+// other blocks' shared memory in the background, where barriers count the bytes.
 // Who gets them says how many there will be, once a phase, so that neither side needs a fence.
 #include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/absorbed_kernel.cuh"
@@ -9,8 +9,8 @@ namespace slimrt::cuda {
 namespace {
 
 struct Cluster {
-    static constexpr int kCopyArrivals = 1;  // of a warp, when its copies are there
-    static constexpr int kWeightArrivals = 1;
+    static constexpr bool kOneBrings = true;   // in the background, and arrives when it is there
+    static constexpr int kWeightArrivals = 0;  // beside those of scored()
 
     const int number, rank;
     uint64_t *const arrived, *const parts;
@@ -31,18 +31,17 @@ struct Cluster {
     static __device__ void end() { cluster_sync(); }  // others may still write here
     static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait_block(barrier, parity); }
 
-    /// A warp's rows of a tile. A bulk copy is started by one lane after the other, so each has a row.
-    static __device__ void bring(const Absorbed& x, int rank, const TileSource& source, int first, int rows,
+    /// A bulk copy is started by one lane after the other, so each has a row.
+    static __device__ void bring(const Absorbed& x, int rank, const TileSource& source, int, int,
                                  unsigned char* to, uint64_t* full, int lane) {
-        const auto each = [&](auto&& copy) {
-            if (lane < rows) copy_share(x, rank, source, first + lane, copy);
-        };
+        static_assert(kTileTokens == 32);
         unsigned bytes = 0;
-        each([&](int, const void*, int n) { bytes += n; });
-        for (int i = 4; i > 0; i /= 2) bytes += __shfl_xor_sync(~0u, bytes, i);  // there are at most 8 rows
+        copy_share(x, rank, source, lane, [&](int, const void*, int n) { bytes += n; });
+        for (int i = 16; i > 0; i /= 2) bytes += __shfl_xor_sync(~0u, bytes, i);
         if (lane == 0) barrier_arrive_expect(full, bytes);
         __syncwarp();
-        each([&](int at, const void* from, int n) { copy_bulk(to + at, from, n, full); });
+        copy_share(x, rank, source, lane,
+                   [&](int at, const void* from, int n) { copy_bulk(to + at, from, n, full); });
     }
 
     __device__ void send_weights(const Absorbed& x, const Ring& slot, int head, uint32_t pair, float shrink,
@@ -58,11 +57,11 @@ struct Cluster {
         for (int block = lane / 4; block < x.team; block += 8) store_async(chunk, words, barrier, block);
         if (lane < x.team) store_async(to.shrink + head, __float_as_uint(shrink), barrier, lane);
     }
-    /// Says how many bytes of weights will come, perhaps after the first of them, and that the block's score
-    /// warps, which have met, have read and converted the tile that its product warps read and bring anew.
-    __device__ void scored(const Absorbed& x, const Ring& slot, const Crew& crew) const {
+    /// Says that so many heads' weights will come, perhaps after the first of them, and that the warps which
+    /// this one speaks for have read and converted the tile that product warps read and bring anew.
+    __device__ void scored(const Ring& slot, int heads) const {
         constexpr int kBytes = kTileTokens * 2 + sizeof(float);  // of a head
-        if (crew.warp == 0 && crew.lane == 0) barrier_arrive_expect(arrived + slot.at, x.n_heads * kBytes);
+        barrier_arrive_expect(arrived + slot.at, heads * kBytes);
     }
     template <int kHeads>
     __device__ void fetch_weights(const Absorbed&, const Ring&, int, int) const {}  // they are brought
