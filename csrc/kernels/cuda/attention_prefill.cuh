@@ -116,6 +116,7 @@ __device__ inline void finish_scores(const PrefillJob& job, int64_t origin, int 
         for (int j = 0; j < 4; ++j) s[i][j] *= own[j / 2].unit * units[j % 2];
     }
     if (plain && !masks) return;
+    const int heads[] = {job.head(pair_of_lane(0)), job.head(pair_of_lane(1))};
 #pragma unroll
     for (int i = 0; i < kRows / 8; ++i) {
 #pragma unroll
@@ -125,7 +126,7 @@ __device__ inline void finish_scores(const PrefillJob& job, int64_t origin, int 
             if (plain)
                 s[i][j] = sees ? s[i][j] : -infinity();
             else
-                s[i][j] = finish_score(how, s[i][j], 1, sees, job.head(pair_of_lane(r)),
+                s[i][j] = finish_score(how, s[i][j], 1, sees, heads[r],
                                        origin + at - (job.s.position + own[r].query));
         }
     }

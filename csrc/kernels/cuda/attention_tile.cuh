@@ -258,6 +258,7 @@ __device__ inline void copy_dense(const HeadSource& from, int64_t first, int n, 
                                       from.head * size_t(from.rows.dense_head) +
                                       size_t(from.first + own.column) * 2;
     const int end = own.column < from.dim ? n : 0, step = own.step;
+    const bool unit = from.packed && own.column == 0;
     const int data_step = step * static_cast<int>(row_bytes), at_step = step * to.stride;
     const unsigned char* data = base + own.row * row_bytes;
     unsigned char* at = to.at(own.row, own.column);
@@ -266,6 +267,7 @@ __device__ inline void copy_dense(const HeadSource& from, int64_t first, int n, 
     for (; row < end; row += step, at += at_step, data += data_step) {
         copy16(at, data);
         if constexpr (exact) copy16(at + to.rest(), data + rest);
+        if (unit) copy16(at + to.stride - 16, data + row_bytes - 16);
     }
     for (; row < to.rows; row += step, at += at_step) {
         copy16(at, base, false);
@@ -277,14 +279,8 @@ __device__ inline void copy_dense(const HeadSource& from, int64_t first, int n, 
 /// threads.
 template <bool exact>
 __device__ inline void copy_tile(const HeadSource& from, int64_t first, int n, const Tile& to) {
-    if (const int row = threadIdx.x; row < to.rows) {
-        if (from.packed) {
-            const int64_t at = first - from.rows.first + (row < n ? row : 0);
-            copy16(&to.unit(row), from.rows.base + (at + 1) * from.rows.row_bytes - 16);
-        } else {
-            to.unit(row) = 1;
-        }
-    }
+    // Of no packed row; what zeros are multiplied with is a number too.
+    if (const int row = threadIdx.x; row < to.rows && (row >= n || !from.packed)) to.unit(row) = 1;
     if (!exact && from.rows.paged)
         copy_paged(from, first, n, to);
     else
