@@ -60,7 +60,9 @@ void call(const Case& c, const AttentionArgs& args, const std::vector<AttentionS
     cuda::Device device;
     device.capability = 90, device.processors = c.processors, device.shared_bytes = 227 << 10;
     device.clusters.fill(8);
-    std::vector<std::byte> workspace(cuda::attention_workspace(device, args), std::byte{0xff});
+    size_t bytes = cuda::attention_workspace(device, args);
+    if (run == cuda::attention_prefill) bytes = cuda::prefill_workspace(args);  // whatever is chosen
+    std::vector<std::byte> workspace(bytes, std::byte{0xff});
     if (run)
         run(device, args, cuda::view_of(args, placed.data(), -kShift, counts), workspace.data());
     else

@@ -104,9 +104,10 @@ AttentionKernel attention_kernel(const Device& device, const AttentionArgs& args
 /// Parts of no call are larger, whatever its sequences.
 size_t attention_workspace(const Device& device, const AttentionArgs& args) {
     const int heads = absorbed_heads(device, args);
-    if (!heads && attention_kernel(device, args) == AttentionKernel::general)
-        require_shared_memory(device, args);
-    return heads ? absorbed_queries_workspace(device, SomeHeads(args, 0, heads).args()) : kMaxPartBytes;
+    if (heads) return absorbed_queries_workspace(device, SomeHeads(args, 0, heads).args());
+    const AttentionKernel kernel = attention_kernel(device, args);
+    if (kernel == AttentionKernel::general) require_shared_memory(device, args);
+    return kernel == AttentionKernel::prefill ? prefill_workspace(args) : kMaxPartBytes;
 }
 
 /// One query beside others of a sequence would take a kernel for many: neighbours that are alike go together.

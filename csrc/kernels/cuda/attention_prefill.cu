@@ -12,39 +12,52 @@
 namespace slimrt::cuda {
 namespace {
 
-constexpr int kWarps = 4, kThreads = kWarps * 32;
-constexpr int kPairs = kWarps * 16;
+constexpr int kThreads = kTileThreads;
+constexpr int kPairs = kThreads / 32 * 16;
 constexpr int kMaxDim = 256;
 constexpr int kManyRows = 64, kFewRows = 32;  // of a tile
 
-/// Where a block reads: the same for all its threads, so not in their registers.
-struct Sources {
-    HeadSource keys, values;
-};
-
-/// Tiles [begin, end) of the rows in `rows`.
-template <bool exact, int kRows, int kTiles>
-__device__ void add_rows(const PrefillJob& job, const Sources& from, Range rows, int begin, int end,
+/// Tiles [begin, end) of `rows`, of `from`: keys and values. Where both are `copied`, values come while
+/// scores are computed, and the next keys while values are added: each where nobody reads any more.
+template <bool exact, bool copied, int kRows, int kTiles>
+__device__ void add_rows(const PrefillJob& job, const HeadSource* from, Range rows, int begin, int end,
                          PairRow (&own)[2], float& unit, float (&sums)[kTiles][4]) {
-    for (int tile = begin; tile < end; ++tile) {
-        const int64_t first = rows.first + int64_t(tile) * kRows;
-        const int n = static_cast<int>(min(int64_t(kRows), rows.end - first));
-        __syncthreads();  // the last tile has been read
-        load_tile<exact>(from.keys, first, n, job.k);
-        load_tile<exact>(from.values, first, n, job.v);
+    const auto count = [&](int tile) {
+        return static_cast<int>(min(rows.size() - int64_t(tile) * kRows, int64_t(kRows)));
+    };
+    const auto copy = [&](int which, int tile, const Tile& to) {
+        copy_tile<exact>(from[which], rows.first + int64_t(tile) * kRows, count(tile), to);
         commit_copies();
+    };
+    look_at(job, rows, own);
+    if (copied && begin < end) copy(0, begin, job.k);
+#pragma unroll 1
+    for (int tile = begin; tile < end; ++tile) {
         wait_copies<0>();
-        __syncthreads();
-        float w[kRows / 8][4] = {}, factor[2];
+        __syncthreads();  // keys are there, and the last tile has been read
+        if constexpr (copied) {
+            copy(1, tile, job.v);
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < 2; ++i) {  // one piece of code for both
+                const Tile to{i ? job.v.data : job.k.data, i ? job.v.stride : job.k.stride, kRows};
+                load_tile<exact>(from[i], rows.first + int64_t(tile) * kRows, count(tile), to);
+            }
+            commit_copies();
+            wait_copies<0>();
+            __syncthreads();
+        }
+        float w[kRows / 8][4], factor[2];
         score_tile<exact, kRows>(job, w);
-        finish_scores<kRows>(job, rows, first, own, w);
+        finish_scores<kRows>(job, rows.first, tile * kRows, own, w);
+        if constexpr (copied) {
+            wait_copies<0>();
+            __syncthreads();
+            if (tile + 1 < end) copy(0, tile + 1, job.k);
+        }
         weigh<kRows>(own, w, factor);
         const float of_units = scale_weights<kRows>(job, unit, w);
-#pragma unroll
-        for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) sums[i][j] *= factor[j / 2] * of_units;
-        }
+        scale_sums(factor, of_units, sums);
         if (job.a.values[0].dim == 8 * kTiles)
             add_values<exact, true, kRows>(job, w, sums);
         else
@@ -57,6 +70,7 @@ __device__ void write_results(const PrefillJob& job, const Parts& parts, int par
                               float unit, const float (&sums)[kTiles][4]) {
     const AttentionView& a = job.a;
     const int member = threadIdx.x % 4, dim = a.values[0].dim;
+    const bool merges = a.merge && parts.n == 1;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         float sum = own[r].sum;
@@ -80,24 +94,44 @@ __device__ void write_results(const PrefillJob& job, const Parts& parts, int par
         const Share how = parts.n > 1 ? Share{0, unit} : share;
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
+            if (8 * i >= dim) break;
+#pragma unroll
             for (int j = 0; j < 2; ++j) {
-                const int column = 8 * i + 2 * member + j;
-                if (column < dim) write(out + column, how, sums[i][2 * r + j]);
+                float* const to = out + 8 * i + 2 * member + j;
+                const float value = sums[i][2 * r + j];
+                if (merges)
+                    write(to, how, value);
+                else
+                    *to = how.share == 0 ? 0 : how.share * value;  // without a branch
             }
         }
     }
 }
 
-/// Blocks: pairs of a sequence (the last, which see most, first), KV heads x parts, sequences.
+/// Of keys and values.
+template <bool exact>
+__device__ void set_sources(const PrefillJob& job, const Packed& packed, bool fresh, HeadSource* to) {
+    const ScoreView& score = job.a.scores[0];
+    const ValueView& value = job.a.values[0];
+    const int k_head = job.kv_head, v_head = job.head_of(value);
+    if (fresh) {
+        to[0] = packed.k.source<exact>(k_head, score.dim, job.row, job.s.position);
+        to[1] = packed.v.source<exact>(v_head, value.dim, job.row, job.s.position);
+    } else {
+        to[0] = keys_of(score, score.stored, score.factors, job.s.table, k_head);
+        to[1] = source_of(value, value.stored, job.s.table, v_head);
+    }
+}
+
+/// Blocks: KV heads x parts, pairs of a sequence (the last, which see most, first), sequences.
 template <bool exact, int kRows, int kTiles>
 __global__ void __launch_bounds__(kThreads, exact || kTiles > 16 ? 2 : 3)
-    prefill_kernel(AttentionView a, Parts parts) {
-    __shared__ __align__(8) float q_units[kPairs], k_units[kRows], v_units[kRows];  // read two at a time
-    __shared__ __align__(8) unsigned char source_bytes[sizeof(Sources)];
-    Sources* const sources = reinterpret_cast<Sources*>(source_bytes);
+    prefill_kernel(const __grid_constant__ AttentionView a, Packed packed, Parts parts) {
+    __shared__ __align__(8) unsigned char source_bytes[2 * sizeof(HeadSource)];  // not in registers
+    HeadSource* const sources = reinterpret_cast<HeadSource*>(source_bytes);
     const PlacedSequence& s = a.sequences[blockIdx.z];
-    const int sharing = a.n_heads / a.scores[0].n_heads, part = blockIdx.y % parts.n;
-    const int first_pair = int(gridDim.x - 1 - blockIdx.x) * kPairs;
+    const int sharing = a.n_heads / a.scores[0].n_heads, part = blockIdx.x % parts.n;
+    const int first_pair = int(gridDim.y - 1 - blockIdx.y) * kPairs;
     const int n_pairs = min(kPairs, s.n_queries * sharing - first_pair);
     if (n_pairs <= 0) return;
     constexpr int kCopies = exact ? 2 : 1;
@@ -107,20 +141,20 @@ __global__ void __launch_bounds__(kThreads, exact || kTiles > 16 ? 2 : 3)
     const PrefillJob job = {a,
                             s,
                             s.query + a.query_shift,
-                            int(blockIdx.y) / parts.n,
+                            int(blockIdx.x) / parts.n,
                             sharing,
                             first_pair,
                             n_pairs,
-                            {q, k_stride, kPairs, q_units},
-                            {k, k_stride, kRows, k_units},
-                            {k + kCopies * kRows * k_stride, v_stride, kRows, v_units}};
+                            {q, k_stride, kPairs},
+                            {k, k_stride, kRows},
+                            {k + kCopies * kRows * k_stride, v_stride, kRows}};
     load_queries<exact>(job);
     __syncthreads();
     PairRow own[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         own[r].query = job.query(min(pair_of_lane(r), n_pairs - 1));
-        own[r].unit = q_units[pair_of_lane(r)] * a.scale;
+        own[r].unit = job.q.unit(pair_of_lane(r)) * a.scale;
     }
     const int64_t first = s.position + job.query(0), last = s.position + job.query(n_pairs - 1);
     const Range stored = stored_rows(a, s, first, last), fresh = fresh_rows(a, s, first, last);
@@ -131,10 +165,15 @@ __global__ void __launch_bounds__(kThreads, exact || kTiles > 16 ? 2 : 3)
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {  // stored rows, fresh rows
         __syncthreads();
-        if (threadIdx.x == 0) *sources = {keys_of(job, pass == 1), source_of(job, a.values[0], pass == 1)};
+        if (threadIdx.x == 0) set_sources<exact>(job, packed, pass == 1, sources);
         __syncthreads();
-        add_rows<exact, kRows>(job, *sources, pass ? fresh : stored, pass ? max(begin - n_stored, 0) : begin,
-                               pass ? end - n_stored : min(end, n_stored), own, unit, sums);
+        const Range rows = pass ? fresh : stored;
+        const int from = pass ? max(begin - n_stored, 0) : begin;
+        const int to = pass ? end - n_stored : min(end, n_stored);
+        if (sources[0].copies(exact) && sources[1].copies(exact))
+            add_rows<exact, true, kRows>(job, sources, rows, from, to, own, unit, sums);
+        else
+            add_rows<exact, false, kRows>(job, sources, rows, from, to, own, unit, sums);
     }
     write_results(job, parts, part, own, unit, sums);
 }
@@ -144,20 +183,55 @@ size_t shared_bytes(const AttentionArgs& args, int copies, int rows) {
     return size_t(copies) * (kPairs * k + rows * (k + v));
 }
 
+bool is_exact(const AttentionArgs& args) {
+    return args.scores[0].stored.dtype == DType::F32 || args.values[0].stored.dtype == DType::F32;
+}
+
+template <class Term>
+PackedRows place_rows(const Term& term, std::byte* at) {
+    return {reinterpret_cast<unsigned char*>(at), int(term.fresh.rows), tile_stride(term.dim)};
+}
+
+template <class Term>
+size_t packed_bytes(const AttentionArgs& args, const Term& term) {
+    return size_t(term.fresh.rows) * term.n_heads * (is_exact(args) ? 2 : 1) * tile_stride(term.dim);
+}
+size_t packed_bytes(const AttentionArgs& args) {
+    return packed_bytes(args, args.scores[0]) + packed_bytes(args, args.values[0]);
+}
+
+template <bool exact>
+Packed pack(const Device& device, const AttentionArgs& args, const AttentionView& view,
+            std::byte* workspace) {
+    constexpr int kRowsAtOnce = 8;
+    const ScoreTerm& k = args.scores[0];
+    const ValueTerm& v = args.values[0];
+    const Packed to{place_rows(k, workspace), place_rows(v, workspace + packed_bytes(args, k))};
+    const auto has_fresh = [](const AttentionSequence& s) { return s.fresh; };
+    if (!std::ranges::any_of(args.sequences, has_fresh)) return to;
+    const int blocks = (most_queries(args) + kRowsAtOnce - 1) / kRowsAtOnce;
+    launch(device, pack_kernel<exact>,
+           {.grid = dim3(unsigned(blocks), unsigned(k.n_heads + v.n_heads), unsigned(args.sequences.size())),
+            .block = dim3(kThreads)},
+           view, to);
+    return to;
+}
+
 template <bool exact, int kRows, int kTiles>
 void run(const Device& device, const AttentionArgs& args, const AttentionView& view, std::byte* workspace) {
+    const Packed packed = pack<exact>(device, args, view, workspace);
     const int heads = args.scores[0].n_heads;
     const int tiles = (most_queries(args) * (args.n_heads / heads) + kPairs - 1) / kPairs;
     const int64_t blocks = int64_t(tiles) * heads * int64_t(args.sequences.size());
     constexpr int kBlocksAtOnce = exact || kTiles > 16 ? 2 : 3, kMax = 32;
     const int64_t places = int64_t(device.processors) * kBlocksAtOnce;
     const int n_parts = blocks < places ? parts_for(args, blocks, places, kMax) : 1;
-    const Parts parts = place_parts(args, n_parts, workspace);
+    const Parts parts = place_parts(args, n_parts, workspace + packed_bytes(args));
     launch(device, prefill_kernel<exact, kRows, kTiles>,
-           {.grid = dim3(unsigned(tiles), unsigned(heads * n_parts), unsigned(args.sequences.size())),
+           {.grid = dim3(unsigned(heads * n_parts), unsigned(tiles), unsigned(args.sequences.size())),
             .block = dim3(kThreads),
             .shared_bytes = shared_bytes(args, exact ? 2 : 1, kRows)},
-           view, parts);
+           view, packed, parts);
     if (n_parts > 1) merge_parts(device, args, view, parts);
 }
 
@@ -168,10 +242,6 @@ void run_of(const Device& device, const AttentionArgs& args, const AttentionView
     if (dim <= 64) return run<exact, kRows, 8>(device, args, view, workspace);
     if (dim <= 128) return run<exact, kRows, 16>(device, args, view, workspace);
     run<exact, kFewRows, 32>(device, args, view, workspace);
-}
-
-bool is_exact(const AttentionArgs& args) {
-    return args.scores[0].stored.dtype == DType::F32 || args.values[0].stored.dtype == DType::F32;
 }
 
 /// Of a tile, as run_of() has them.
@@ -205,6 +275,8 @@ bool prefill_can(const Device& device, const AttentionArgs& args) {
     if (n_rot % (score.rope.interleaved ? 8 : 16)) return false;
     return shared_bytes(args, is_exact(args) ? 2 : 1, rows_of(args)) + 2048 <= device.shared_bytes;
 }
+
+size_t prefill_workspace(const AttentionArgs& args) { return packed_bytes(args) + kMaxPartBytes; }
 
 void attention_prefill(const Device& device, const AttentionArgs& args, const AttentionView& view,
                        std::byte* workspace) {

@@ -1,7 +1,7 @@
 // What a warp does with 16 (query, head) pairs and a tile of rows: scores, weights, sums of values.
 #pragma once
 
-#include "kernels/cuda/attention_tile.cuh"
+#include "kernels/cuda/attention_packed.cuh"
 
 namespace slimrt::cuda {
 
@@ -23,39 +23,10 @@ struct PrefillJob {
     }
 };
 
-/// A plane's head: where stored heads are not those of the term, a row has one.
-template <class Term>
-__device__ inline HeadSource source_of(const PrefillJob& job, const Term& term, bool fresh) {
-    HeadSource from{};
-    from.rows = fresh ? fresh_view(term.fresh, job.row, job.s.position) : term.stored;
-    from.table = job.s.table;
-    from.dim = term.dim;
-    const bool side_by_side = from.rows.head_dim != term.dim || !from.rows.paged;
-    from.head = side_by_side ? 0 : job.head_of(term);
-    from.first = side_by_side ? job.head_of(term) * term.dim : 0;
-    return from;
-}
-__device__ inline HeadSource keys_of(const PrefillJob& job, bool fresh) {
-    const ScoreView& term = job.a.scores[0];
-    HeadSource from = source_of(job, term, fresh);
-    const int column = job.kv_head * term.dim;
-    from.row_scale = term.row_scale ? term.row_scale + column : nullptr;
-    from.bias = term.bias ? term.bias + column : nullptr;
-    if (term.fresh_factors.data) {
-        from.factors = fresh ? fresh_view(term.fresh_factors, job.row, job.s.position) : term.factors;
-        if (fresh) from.factors.dense_head = sizeof(float);
-        from.factor_head = term.head_factors ? job.kv_head : 0;
-    }
-    from.turns = term.turns;
-    from.n_rot = term.n_rot;
-    from.interleaved = term.interleaved;
-    return from;
-}
-
 template <bool exact>
 __device__ inline void load_queries(const PrefillJob& job) {
     const ScoreView& term = job.a.scores[0];
-    fill_tile<exact>(job.q, term.dim, [&](int pair, int column, float(&x)[8]) {
+    fill_tile<exact, 4>(job.q, term.dim, [&](int pair, int column, float(&x)[8]) {
         if (pair >= job.n_pairs) return;
         const float* const from =
             term.q.row(job.row + job.query(pair)) + int64_t(job.head(pair)) * term.q_columns + column;
@@ -67,7 +38,8 @@ __device__ inline void load_queries(const PrefillJob& job) {
 /// One of the two pairs of a lane: rows lane / 4 and lane / 4 + 8 of its warp's 16.
 struct PairRow {
     int query;
-    float unit;  // of its scores
+    int begin, end;  // of what it sees of the rows at hand, from their first on
+    float unit;      // of its scores
     float max = -infinity(), sum = 0;
 };
 
@@ -94,7 +66,12 @@ __device__ inline void score_tile(const PrefillJob& job, float (&s)[kRows / 8][4
     const unsigned char* const q = job.q.at(warp * 16 + lane % 16, lane / 16 * 8);
     const unsigned char* const k = job.k.at(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8);
     const int steps = padded(job.a.scores[0].dim) / 16;
-#pragma unroll 1
+#pragma unroll
+    for (int i = 0; i < kRows / 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) s[i][j] = 0;
+    }
+#pragma unroll 2
     for (int step = 0; step < steps; ++step) {
         uint32_t a[4], a_rest[4], b[4], b_rest[4];
         load_matrices(a, q + step * 32);
@@ -112,30 +89,45 @@ __device__ inline void score_tile(const PrefillJob& job, float (&s)[kRows / 8][4
     }
 }
 
-/// Scores of tile rows at positions from `first` on, in units of what they are, and unseen ones: -inf.
-template <int kRows>
-__device__ inline void finish_scores(const PrefillJob& job, const Range& rows, int64_t first,
-                                     const PairRow (&own)[2], float (&s)[kRows / 8][4]) {
-    const int member = threadIdx.x % 4;
-    int begin[2], end[2];
+/// What a lane's pairs see of `rows`.
+__device__ inline void look_at(const PrefillJob& job, const Range& rows, PairRow (&own)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int64_t position = job.s.position + own[r].query;
         const Range range = seen(job.a, job.s, rows, position, position);
-        begin[r] = static_cast<int>(min(max(range.first - first, int64_t(0)), int64_t(kRows)));
-        end[r] = static_cast<int>(max(min(range.end - first, int64_t(kRows)), int64_t(0)));
+        own[r].begin = static_cast<int>(range.first - rows.first);
+        own[r].end = static_cast<int>(range.end - rows.first);
     }
-    const bool all = begin[0] == 0 && begin[1] == 0 && end[0] == kRows && end[1] == kRows;
-    const bool masks = __any_sync(~0u, !all);
+}
+
+/// Scores of the tile's rows, the `first`-th of those at hand and on, in units of what they are; unseen ones:
+/// -inf. origin: position of the first of those at hand.
+template <int kRows>
+__device__ inline void finish_scores(const PrefillJob& job, int64_t origin, int first,
+                                     const PairRow (&own)[2], float (&s)[kRows / 8][4]) {
+    const ScoreFinish& how = job.a.finish;
+    const int member = threadIdx.x % 4, end = first + kRows;
+    const bool all = first >= max(own[0].begin, own[1].begin) && end <= min(own[0].end, own[1].end);
+    const bool masks = __any_sync(~0u, !all), plain = how.cap <= 0 && !how.relative_bias;
 #pragma unroll
     for (int i = 0; i < kRows / 8; ++i) {
-        const float2 units = *reinterpret_cast<const float2*>(job.k.units + 8 * i + 2 * member);
+        const float units[] = {job.k.unit(8 * i + 2 * member), job.k.unit(8 * i + 2 * member + 1)};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) s[i][j] *= own[j / 2].unit * units[j % 2];
+    }
+    if (plain && !masks) return;
+    const int heads[] = {job.head(pair_of_lane(0)), job.head(pair_of_lane(1))};
+#pragma unroll
+    for (int i = 0; i < kRows / 8; ++i) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const int r = j / 2, at = 8 * i + 2 * member + j % 2;
-            const bool sees = !masks || (at >= begin[r] && at < end[r]);
-            s[i][j] = finish_score(job.a.finish, s[i][j], own[r].unit * (j % 2 ? units.y : units.x), sees,
-                                   job.head(pair_of_lane(r)), first + at - (job.s.position + own[r].query));
+            const int r = j / 2, at = first + 8 * i + 2 * member + j % 2;
+            const bool sees = at >= own[r].begin && at < own[r].end;
+            if (plain)
+                s[i][j] = sees ? s[i][j] : -infinity();
+            else
+                s[i][j] = finish_score(how, s[i][j], 1, sees, heads[r],
+                                       origin + at - (job.s.position + own[r].query));
         }
     }
 }
@@ -170,17 +162,29 @@ template <int kRows>
 __device__ inline float scale_weights(const PrefillJob& job, float& unit, float (&w)[kRows / 8][4]) {
     const int lane = threadIdx.x % 32;
     float most = unit;
-    for (int row = lane; row < kRows; row += 32) most = fmaxf(most, job.v.units[row]);
+    for (int row = lane; row < kRows; row += 32) most = fmaxf(most, job.v.unit(row));
     for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
     const float shrink = inverse_of_unit(most), factor = unit * shrink;
     unit = most;
 #pragma unroll
     for (int i = 0; i < kRows / 8; ++i) {
-        const float2 units = *reinterpret_cast<const float2*>(job.v.units + 8 * i + 2 * (lane % 4));
+        const float units[] = {job.v.unit(8 * i + 2 * (lane % 4)), job.v.unit(8 * i + 2 * (lane % 4) + 1)};
 #pragma unroll
-        for (int j = 0; j < 4; ++j) w[i][j] *= (j % 2 ? units.y : units.x) * shrink;
+        for (int j = 0; j < 4; ++j) w[i][j] *= units[j % 2] * shrink;
     }
     return factor;
+}
+
+/// sums *= factor * of_units, of each pair; often the maximum stays what it was.
+template <int kTiles>
+__device__ inline void scale_sums(const float (&factor)[2], float of_units, float (&sums)[kTiles][4]) {
+    const float by[2] = {factor[0] * of_units, factor[1] * of_units};
+    if (!__any_sync(~0u, by[0] != 1 || by[1] != 1)) return;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[i][j] *= by[j / 2];
+    }
 }
 
 /// sums += weights times the tile's rows; all: of 8 * kTiles columns, without a branch between products.

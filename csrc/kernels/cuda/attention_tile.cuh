@@ -8,14 +8,16 @@
 namespace slimrt::cuda {
 
 /// `rows` rows of f16 `stride` bytes apart (an odd number of 16 bytes). A row's numbers are in units of a
-/// power of two, so that none is too large or lost. Of `exact` ones the rests follow, as many f16 that the
-/// first ones leave out: together they have 22 bits.
+/// power of two, so that none is too large or lost; it stands in the 16 bytes behind them. Of `exact` ones
+/// the rests follow, as many f16 that the first ones leave out: together they have 22 bits.
 struct Tile {
     unsigned char* data;
     int stride, rows;
-    float* units;
 
     __device__ unsigned char* at(int row, int column) const { return data + row * stride + column * 2; }
+    __device__ float& unit(int row) const {
+        return *reinterpret_cast<float*>(data + (row + 1) * stride - 16);
+    }
     __device__ int rest() const { return rows * stride; }  // bytes
 };
 
@@ -63,17 +65,16 @@ __device__ inline void load8(const unsigned char* row, int column, int head_dim,
 }
 
 /// Columns [column, column + 8) of a head of a row, at a multiple of 8; the row is aligned to 16 bytes.
+template <class Row>
 __device__ inline void read8(const RowsView& rows, const HeadRow& row, int column, float (&x)[8]) {
-    with_row_type(rows.dtype, [&]<class Row>(Row) {
-        typename Row::Code codes[8];
-        load8<Row>(row.data, column, rows.head_dim, codes);
-        typename Row::Scale scale = scale_of<Row>(rows, row, column);
+    typename Row::Code codes[8];
+    load8<Row>(row.data, column, rows.head_dim, codes);
+    typename Row::Scale scale = scale_of<Row>(rows, row, column);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            if (i && rows.scale_tokens) scale = scale_of<Row>(rows, row, column + i);
-            x[i] = Row::number(codes[i], scale);
-        }
-    });
+    for (int i = 0; i < 8; ++i) {
+        if (i && rows.scale_tokens) scale = scale_of<Row>(rows, row, column + i);
+        x[i] = Row::number(codes[i], scale);
+    }
 }
 
 /// One head of rows, and what is done to it.
@@ -87,14 +88,46 @@ struct HeadSource {
     FloatRows turns;
     int n_rot = 0;
     bool interleaved = false;
+    bool packed = false;  // as rows of a tile (attention_packed.cuh)
+    size_t rest = 0;      // bytes from there to the rests of exact ones
 
-    __device__ bool plain() const { return !row_scale && !bias && !n_rot; }
+    /// Whether they are a tile's numbers as they are.
+    __device__ bool copies(bool exact) const {
+        return packed || (!exact && rows.dtype == DType::F16 && !row_scale && !bias && !n_rot);
+    }
 };
 
+/// A term's head: where stored heads are not those of the term, a row has one.
+template <class Term>
+__device__ inline HeadSource source_of(const Term& term, const RowsView& rows, const int32_t* table,
+                                       int head) {
+    HeadSource from{};
+    from.rows = rows;
+    from.table = table;
+    from.dim = term.dim;
+    const bool side_by_side = rows.head_dim != term.dim || !rows.paged;
+    from.head = side_by_side ? 0 : head;
+    from.first = side_by_side ? head * term.dim : 0;
+    return from;
+}
+__device__ inline HeadSource keys_of(const ScoreView& term, const RowsView& rows, const RowsView& factors,
+                                     const int32_t* table, int head) {
+    HeadSource from = source_of(term, rows, table, head);
+    from.row_scale = term.row_scale ? term.row_scale + head * term.dim : nullptr;
+    from.bias = term.bias ? term.bias + head * term.dim : nullptr;
+    if (term.fresh_factors.data) from.factors = factors;
+    from.factor_head = term.head_factors ? head : 0;
+    from.turns = term.turns;
+    from.n_rot = term.n_rot;
+    from.interleaved = term.interleaved;
+    return from;
+}
+
 /// Eight columns of a row, with all that is done to it but the rotation.
+template <class Row>
 __device__ inline void read_scaled(const HeadSource& from, const HeadRow& row, float factor, int column,
                                    float (&x)[8]) {
-    read8(from.rows, row, from.first + column, x);
+    read8<Row>(from.rows, row, from.first + column, x);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         if (from.row_scale) x[i] *= from.row_scale[column + i] * factor;
@@ -103,13 +136,14 @@ __device__ inline void read_scaled(const HeadSource& from, const HeadRow& row, f
 }
 
 /// Rotated on top, where n_rot / 2 (of neighbours n_rot) is a multiple of 8.
-__device__ inline void read_rotated(const HeadSource& from, const HeadRow& row, int64_t position, int column,
-                                    float (&x)[8]) {
+template <class Row>
+__device__ inline void read_rotated(const HeadSource& from, int64_t position, int column, float (&x)[8]) {
+    const HeadRow row = row_at(from.rows, from.table, position, from.head);
     float factor = 1;
     if (from.row_scale && from.factors.base)
         factor = *reinterpret_cast<const float*>(
             row_at(from.factors, from.table, position, from.factor_head).data);
-    read_scaled(from, row, factor, column, x);
+    read_scaled<Row>(from, row, factor, column, x);
     if (column >= from.n_rot) return;
     const float* const turn = from.turns.row(position);
     if (from.interleaved) {
@@ -125,7 +159,7 @@ __device__ inline void read_rotated(const HeadSource& from, const HeadRow& row, 
     const bool upper = column >= half;
     const int pair = upper ? column - half : column;
     float other[8];
-    read_scaled(from, row, factor, upper ? column - half : column + half, other);
+    read_scaled<Row>(from, row, factor, upper ? column - half : column + half, other);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         const float cos = turn[2 * (pair + i)], sin = turn[2 * (pair + i) + 1];
@@ -142,8 +176,8 @@ __device__ inline void write8(const Tile& to, int row, int column, bool wanted, 
     for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(x[i]));
     for (int step = lanes / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
     const float unit = unit_below(most), shrink = inverse_of_unit(unit);
-    if (column == 0) to.units[row] = unit;
     if (!wanted) return;
+    if (column == 0) to.unit(row) = unit;
     uint32_t words[4], rest[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -158,65 +192,109 @@ __device__ inline void write8(const Tile& to, int row, int column, bool wanted, 
             make_uint4(rest[0], rest[1], rest[2], rest[3]);
 }
 
+constexpr int kTileThreads = 128;  // of a block that fills tiles
+
 /// How a block's threads share a tile's rows: a power of two of them has a row, eight columns each.
 struct TileThread {
     int lanes, column, row, step;  // its first row, and how many there are to its next
 
     __device__ explicit TileThread(int dim) {
-        int shift = 1;
-        while (8 << shift < padded(dim)) ++shift;
+        const int shift = 32 - __clz(padded(dim) / 8 - 1);
         lanes = 1 << shift;
         column = int(threadIdx.x & (lanes - 1)) * 8;
         row = int(threadIdx.x >> shift);
-        step = int(blockDim.x >> shift);
+        step = kTileThreads >> shift;
     }
 };
 
 /// Calls fn(row, column, x) for a tile's eight columns at a time, to fill x, zeros at first, and writes them.
-template <bool exact, class Fn>
+/// A thread reads kAtOnce rows before it writes one: loads do not pass stores.
+template <bool exact, int kAtOnce, class Fn>
 __device__ inline void fill_tile(const Tile& to, int dim, const Fn& fn) {
     const TileThread own(dim);
 #pragma unroll 1
-    for (int row = own.row; row < to.rows; row += own.step) {
-        float x[8] = {};
-        if (own.column < dim) fn(row, own.column, x);
-        write8<exact>(to, row, own.column, own.column < padded(dim), own.lanes, x);
+    for (int first = own.row; first < to.rows; first += kAtOnce * own.step) {
+        float x[kAtOnce][8] = {};
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int row = first + i * own.step;
+            if (own.column < dim && row < to.rows) fn(row, own.column, x[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int row = first + i * own.step;
+            write8<exact>(to, row, own.column, own.column < padded(dim) && row < to.rows, own.lanes, x[i]);
+        }
     }
 }
 
-/// Rows of f16 to a tile as they are. What a source says is read from shared memory, which every copy might
-/// change for all that the compiler knows, so what the rows have in common is read before them.
-__device__ inline void copy_tile(const HeadSource& from, int64_t first, int n, const Tile& to) {
+/// Rows of paged f16 to a tile as they are. What a source says is read from shared memory, which every copy
+/// might change for all that the compiler knows, so what the rows have in common is read before them.
+__device__ inline void copy_paged(const HeadSource& from, int64_t first, int n, const Tile& to) {
     const TileThread own(from.dim);
     if (own.column >= padded(from.dim)) return;
     const RowsView& rows = from.rows;
-    const bool paged = rows.paged;
-    const size_t offset =
-        from.head * (paged ? rows.head_block : size_t(rows.dense_head)) + size_t(from.first + own.column) * 2;
-    const unsigned char* const base = rows.base + offset;
-    const size_t block_stride = rows.block_stride, row_bytes = paged ? rows.head_elements : rows.row_bytes;
+    const unsigned char* const base =
+        rows.base + from.head * rows.head_block + size_t(from.first + own.column) * 2;
+    const size_t block_stride = rows.block_stride, row_bytes = rows.head_elements;
     const int32_t* const table = from.table;
-    const int64_t begin = paged ? first : first - rows.first;
     const int end = own.column < from.dim ? n : 0, step = own.step;
     unsigned char* at = to.at(own.row, own.column);
     for (int row = own.row; row < to.rows; row += step, at += step * to.stride) {
-        if (own.column == 0) to.units[row] = 1;
         const bool wanted = row < end;
-        const uint64_t position = begin + (wanted ? row : 0);
-        const unsigned char* const data =
-            paged ? base + table[position / kBlockTokens] * block_stride + position % kBlockTokens * row_bytes
-                  : base + position * row_bytes;
-        copy16(at, data, wanted);
+        const uint64_t position = first + (wanted ? row : 0);
+        copy16(at, base + table[position / kBlockTokens] * block_stride + position % kBlockTokens * row_bytes,
+               wanted);
     }
+}
+
+/// The same of dense ones, and of packed ones, whose rests may follow.
+template <bool exact>
+__device__ inline void copy_dense(const HeadSource& from, int64_t first, int n, const Tile& to) {
+    const TileThread own(from.dim);
+    if (own.column >= padded(from.dim)) return;
+    const size_t row_bytes = from.rows.row_bytes, rest = from.rest;
+    const unsigned char* const base = from.rows.base + (first - from.rows.first) * row_bytes +
+                                      from.head * size_t(from.rows.dense_head) +
+                                      size_t(from.first + own.column) * 2;
+    const int end = own.column < from.dim ? n : 0, step = own.step;
+    const bool unit = from.packed && own.column == 0;
+    const int data_step = step * static_cast<int>(row_bytes), at_step = step * to.stride;
+    const unsigned char* data = base + own.row * row_bytes;
+    unsigned char* at = to.at(own.row, own.column);
+    int row = own.row;
+#pragma unroll 4
+    for (; row < end; row += step, at += at_step, data += data_step) {
+        copy16(at, data);
+        if constexpr (exact) copy16(at + to.rest(), data + rest);
+        if (unit) copy16(at + to.stride - 16, data + row_bytes - 16);
+    }
+    for (; row < to.rows; row += step, at += at_step) {
+        copy16(at, base, false);
+        if constexpr (exact) copy16(at + to.rest(), base, false);
+    }
+}
+
+/// Rows of f16, or packed ones with their units, to a tile as they are; it has no more rows than a block
+/// threads.
+template <bool exact>
+__device__ inline void copy_tile(const HeadSource& from, int64_t first, int n, const Tile& to) {
+    // Of no packed row; what zeros are multiplied with is a number too.
+    if (const int row = threadIdx.x; row < to.rows && (row >= n || !from.packed)) to.unit(row) = 1;
+    if (!exact && from.rows.paged)
+        copy_paged(from, first, n, to);
+    else
+        copy_dense<exact>(from, first, n, to);
 }
 
 /// Rows [first, first + n) to a tile; the others are zeros. Copies that are still under way are committed.
 template <bool exact>
 __device__ inline void load_tile(const HeadSource& from, int64_t first, int n, const Tile& to) {
-    if (!exact && from.rows.dtype == DType::F16 && from.plain()) return copy_tile(from, first, n, to);
-    fill_tile<exact>(to, from.dim, [&](int row, int column, float(&x)[8]) {
-        if (row >= n) return;
-        read_rotated(from, row_at(from.rows, from.table, first + row, from.head), first + row, column, x);
+    if (from.copies(exact)) return copy_tile<exact>(from, first, n, to);
+    with_row_type(from.rows.dtype, [&]<class Row>(Row) {
+        fill_tile<exact, 1>(to, from.dim, [&](int row, int column, float(&x)[8]) {
+            if (row < n) read_rotated<Row>(from, first + row, column, x);
+        });
     });
 }
 

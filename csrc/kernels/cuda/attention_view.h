@@ -102,6 +102,8 @@ bool decode_can(const Device& device, const AttentionArgs& args);
 void attention_decode(const Device& device, const AttentionArgs& args, const AttentionView& view,
                       std::byte* workspace);
 bool prefill_can(const Device& device, const AttentionArgs& args);
+/// Of fresh rows in f16, and of parts.
+size_t prefill_workspace(const AttentionArgs& args);
 void attention_prefill(const Device& device, const AttentionArgs& args, const AttentionView& view,
                        std::byte* workspace);
 
