@@ -13,7 +13,8 @@
 //     there
 //   * dynamic shared memory: as large as asked for and no larger (AddressSanitizer), NaN when a block starts
 //   * copies in the background: the target is NaN from the call on, the bytes arrive when they are waited for
-//   * addresses that are not multiples of 16 where they must be (of vector types: UBSan)
+//   * addresses that are not multiples of 16 where they must be, or else of what a type asks for: kernels are
+//     built with -fsanitize=alignment
 //   * streams run when something waits for them, so host memory that is reused too early shows; host code
 //     that touches device memory faults at once, and so do accesses beyond an allocation (up to 255 bytes
 //     beyond only under AddressSanitizer)
