@@ -160,7 +160,7 @@ def decode_rows(clock: Clock, left_out: list[str]) -> Iterator[Row]:
         (gpu_models.LLAMA_7B, 65536, (("kv", "bf16"), ("k", "bf16"), ("kv", "fp8_e4m3"), ("k", "fp8_e4m3"))),
         (gpu_models.LLAMA_7B, 16384, (("kv", "bf16"), ("k", "bf16"), ("kv", "fp8_e4m3"), ("k", "fp8_e4m3"))),
     ):
-        if clock.left() < 60:
+        if clock.left() < 20:
             left_out.append(f"decoding {shape.name} at {depth}")
             continue
         path = gpu_models.make_folded(shape)
@@ -195,7 +195,7 @@ def whisper_step(path: Path, cross: str, batch: int, steps: int = 24) -> Row:
 def whisper_rows(clock: Clock, left_out: list[str]) -> Iterator[Row]:
     """The difference of two steps is cross-attention's: all else is the same."""
     for batch in (8, 64):
-        if clock.left() < 40:
+        if clock.left() < 20:
             left_out.append(f"whisper, batch {batch}")
             continue
         path = gpu_models.make_whisper_large()

@@ -9,12 +9,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "kernels/cuda/cublas_lt.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/numbers.cuh"
+#include "stored_weights.h"
 
 using namespace slimrt;
 using namespace slimrt::cuda;
@@ -27,13 +27,7 @@ void slimrt::cuda::check(cudaError_t result, const char* what) {
 
 namespace {
 
-std::mt19937 rng(7);
 int failures = 0;
-
-float normal() {
-    static std::normal_distribution<float> distribution;
-    return distribution(rng);
-}
 
 /// Exactly as many bytes, so that AddressSanitizer sees the first beyond them.
 struct Bytes {
@@ -46,147 +40,10 @@ struct Bytes {
     void* data = nullptr;
 };
 
-uint16_t u16_at(const unsigned char* p) { return uint16_t(p[0] | p[1] << 8); }
-
 constexpr DType kTypes[] = {DType::F32,    DType::F16,   DType::BF16,  DType::Q4_0,      DType::Q4_1,
                             DType::Q5_0,   DType::Q5_1,  DType::Q8_0,  DType::Q2_K,      DType::Q3_K,
                             DType::Q4_K,   DType::Q5_K,  DType::Q6_K,  DType::TQ2_0,     DType::IQ4_NL,
                             DType::IQ4_XS, DType::MXFP4, DType::IQ2_N, DType::IQ3_XXS_N, DType::IQ3_S_N};
-
-double f16_at(const unsigned char* p) { return from_f16(u16_at(p)); }
-int nibble(const unsigned char* bytes, int i) { return bytes[i % 16] >> (i < 16 ? 0 : 4) & 15; }
-int two_bits(const unsigned char* codes, int i) { return codes[i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3; }
-int bit(const unsigned char* bytes, int i) { return bytes[i / 8] >> i % 8 & 1; }
-
-/// Numbers that codes of four bits stand for.
-int looked_up(DType dtype, int code) {
-    static constexpr int kIq4[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-    static constexpr int kFp4[] = {0, 1, 2, 3, 4, 6, 8, 12}, kIq2[] = {8, 25, 43, 43, 43, 43, 43, 43};
-    static constexpr int kXxs[] = {4, 12, 20, 28, 36, 44, 52, 62}, kS[] = {1, 3, 5, 7, 9, 11, 13, 15};
-    if (dtype == DType::IQ4_NL || dtype == DType::IQ4_XS) return kIq4[code];
-    const int* const magnitudes = dtype == DType::MXFP4       ? kFp4
-                                  : dtype == DType::IQ2_N     ? kIq2
-                                  : dtype == DType::IQ3_XXS_N ? kXxs
-                                                              : kS;
-    return magnitudes[code % 8] * (code < 8 ? 1 : -1);
-}
-
-/// Element i of a block of 32.
-double element_of_32(DType dtype, const unsigned char* block, int i) {
-    switch (dtype) {
-        case DType::Q4_0:
-            return f16_at(block) * (nibble(block + 2, i) - 8);
-        case DType::Q4_1:
-            return f16_at(block) * nibble(block + 4, i) + f16_at(block + 2);
-        case DType::Q5_0:
-            return f16_at(block) * (nibble(block + 6, i) + 16 * bit(block + 2, i) - 16);
-        case DType::Q5_1:
-            return f16_at(block) * (nibble(block + 8, i) + 16 * bit(block + 4, i)) + f16_at(block + 2);
-        case DType::Q8_0:
-            return f16_at(block) * int8_t(block[2 + i]);
-        case DType::IQ4_NL:
-            return f16_at(block) * looked_up(dtype, nibble(block + 2, i));
-        default:
-            return std::ldexp(looked_up(dtype, nibble(block + 1, i)), block[0] - 128);
-    }
-}
-
-/// Element i of a block of 256.
-double element_of_256(DType dtype, const unsigned char* block, int i) {
-    const int g = i / 32;
-    switch (dtype) {
-        case DType::Q2_K:
-            return f16_at(block + 80) * (block[i / 16] & 15) * two_bits(block + 16, i) -
-                   f16_at(block + 82) * (block[i / 16] >> 4);
-        case DType::Q3_K: {
-            const unsigned char* const scales = block + 96;
-            const int scale =
-                (scales[i / 16 % 8] >> i / 128 * 4 & 15) | (scales[8 + i / 16 % 4] >> i / 64 * 2 & 3) << 4;
-            const int third = block[i % 32] >> g & 1;
-            return f16_at(block + 108) * (scale - 32) * (two_bits(block + 32, i) + 4 * third - 4);
-        }
-        case DType::Q4_K:
-        case DType::Q5_K: {
-            const unsigned char* const packed = block + 4;
-            const bool five = dtype == DType::Q5_K;
-            const int scale = g < 4 ? packed[g] & 63 : (packed[g + 4] & 15) | packed[g - 4] >> 6 << 4;
-            const int minimum = g < 4 ? packed[g + 4] & 63 : packed[g + 4] >> 4 | packed[g] >> 6 << 4;
-            const int code = block[(five ? 48 : 16) + g / 2 * 32 + i % 32] >> g % 2 * 4 & 15;
-            const int fifth = five ? block[16 + i % 32] >> g & 1 : 0;
-            return f16_at(block) * scale * (code + 16 * fifth) - f16_at(block + 2) * minimum;
-        }
-        case DType::Q6_K: {
-            const int half = i / 128, part = g % 4;
-            const int low = block[half * 64 + part % 2 * 32 + i % 32] >> part / 2 * 4 & 15;
-            const int high = block[128 + half * 32 + i % 32] >> part * 2 & 3;
-            return f16_at(block + 208) * int8_t(block[192 + i / 16]) * (low + 16 * high - 32);
-        }
-        case DType::TQ2_0:
-            return f16_at(block + 64) * (two_bits(block, i) - 1);
-        case DType::IQ4_XS: {
-            const int scale = (block[4 + g / 2] >> g % 2 * 4 & 15) | (block[2 + g / 4] >> g % 4 * 2 & 3) << 4;
-            return f16_at(block) * (scale - 32) * looked_up(dtype, nibble(block + 8 + 16 * g, i % 32));
-        }
-        default: {
-            const double unit = dtype == DType::IQ2_N ? 0.125 : dtype == DType::IQ3_XXS_N ? 0.25 : 1;
-            return f16_at(block) * unit * int8_t(block[2 + i / 16]) *
-                   looked_up(dtype, nibble(block + 18 + 16 * g, i % 32));
-        }
-    }
-}
-
-/// Element i of a stored row, by the definition of its type (GGUF, kernels/cpu/blocks_grid.h).
-double element(DType dtype, const unsigned char* row, int64_t i) {
-    const DTypeInfo& type = dtype_info(dtype);
-    const unsigned char* const block = row + i / type.block * type.block_bytes;
-    if (type.block == 256) return element_of_256(dtype, block, int(i % 256));
-    if (type.block == 32) return element_of_32(dtype, block, int(i % 32));
-    if (dtype == DType::F16) return f16_at(block);
-    if (dtype == DType::BF16) return from_bf16(u16_at(block));
-    float x;
-    std::memcpy(&x, block, sizeof x);
-    return x;
-}
-
-/// Where a block has its f16 numbers.
-std::vector<int> halves(DType dtype) {
-    switch (dtype) {
-        case DType::Q4_1:
-        case DType::Q5_1:
-        case DType::Q4_K:
-        case DType::Q5_K:
-            return {0, 2};
-        case DType::Q2_K:
-            return {80, 82};
-        case DType::Q3_K:
-            return {108};
-        case DType::Q6_K:
-            return {208};
-        case DType::TQ2_0:
-            return {64};
-        default:
-            return {0};
-    }
-}
-
-/// Random bytes, with numbers and scales of about `size`.
-void fill(DType dtype, unsigned char* row, int64_t k, float size) {
-    const DTypeInfo& type = dtype_info(dtype);
-    const auto put = [](unsigned char* p, uint16_t bits) { std::memcpy(p, &bits, sizeof bits); };
-    for (int64_t b = 0; b < k / type.block; ++b) {
-        unsigned char* const block = row + b * type.block_bytes;
-        for (int i = 0; i < type.block_bytes; ++i) block[i] = uint8_t(rng());
-        const float x = normal() * size;
-        if (dtype == DType::F32)
-            std::memcpy(block, &x, sizeof x);
-        else if (dtype == DType::BF16)
-            put(block, to_bf16(x));
-        else if (dtype == DType::MXFP4)
-            block[0] = uint8_t(128 + std::ilogb(size) - int(rng() % 8));
-        else
-            for (const int at : halves(dtype)) put(block + at, to_f16(normal() * size));
-    }
-}
 
 /// A tensor whose first byte is `before` bytes into its memory and whose rows are `between` bytes apart.
 struct Matrix {
@@ -323,25 +180,91 @@ void compare_launches(const Device& device, DType dtype) {
     }
 }
 
-/// A library that fails is done without: the own kernels multiply, also what it has begun.
-void compare_without_library(Device device) {
-    void* const library = dlopen(SLIMRT_NO_CUBLASLT, RTLD_NOW | RTLD_LOCAL);
-    int* const fails_at = library ? static_cast<int*>(dlsym(library, "fails_at")) : nullptr;
-    int* const n_products = library ? static_cast<int*>(dlsym(library, "n_products")) : nullptr;
-    if (!fails_at || !n_products || cublas_lt_library() != SLIMRT_NO_CUBLASLT) {
+/// The library of tests/cpp/no_cublas_lt.cpp.
+struct Library {
+    using Multiply = void(const void* weight, int64_t weight_stride, const void* x, int64_t x_stride,
+                          float* out, int64_t out_stride, int m, int n, int k, void* stream);
+    template <class T>
+    T* find(const char* name) const {
+        return opened ? static_cast<T*>(dlsym(opened, name)) : nullptr;
+    }
+    void* const opened = dlopen(SLIMRT_NO_CUBLASLT, RTLD_NOW | RTLD_LOCAL);
+    int* const fails_at = find<int>("fails_at");
+    int* const n_products = find<int>("n_products");
+    Multiply** const multiplies = find<Multiply*>("multiplies");
+
+    bool good() const {
+        if (fails_at && n_products && multiplies && cublas_lt_library() == SLIMRT_NO_CUBLASLT) return true;
         std::fprintf(stderr, "the library is not found: '%s'\n", cublas_lt_library().c_str());
-        ++failures;
-        return;
+        return ++failures, false;
     }
-    for (*fails_at = 1; *fails_at <= 4; ++*fails_at) {  // of each device it is started once
-        device.id = *fails_at;
-        *n_products = 0;
-        for (int again = 0; again < 2; ++again)
-            run(device, {.dtype = DType::F16, .tokens = 64, .m = 24, .k = 64});
-        if (*n_products == (*fails_at == 3)) continue;
-        std::fprintf(stderr, "failing at %d, the library multiplies %d times\n", *fails_at, *n_products);
+    void expect(int products, const char* of) const {
+        if (*n_products == products) return;
+        std::fprintf(stderr, "%s, failing at %d: the library multiplies %d times, not %d\n", of, *fails_at,
+                     *n_products, products);
         ++failures;
     }
+};
+
+/// A library that fails is done without: the own kernels multiply, also what it has begun.
+void compare_without_library(const Library& library, Device device) {
+    for (int fails_at = 1; fails_at <= 4; ++fails_at) {
+        for (const DType dtype : {DType::F16, DType::Q4_K}) {
+            device.id += 1;  // of each device it is started once
+            *library.fails_at = fails_at;
+            *library.n_products = 0;
+            const int tokens = dtype == DType::F16 ? 64 : 256;
+            for (int again = 0; again < 2; ++again)
+                run(device, {.dtype = dtype, .tokens = tokens, .m = 24, .k = 256});
+            library.expect(fails_at == 3, dtype_info(dtype).name);
+        }
+    }
+}
+
+/// A block a token.
+__global__ void multiply_halves(const uint16_t* weight, int64_t weight_stride, const uint16_t* x,
+                                int64_t x_stride, float* out, int64_t out_stride, int m, int k) {
+    for (int row = threadIdx.x; row < m; row += blockDim.x) {
+        float sum = 0;
+        for (int i = 0; i < k; ++i)
+            sum += from_f16(weight[row * weight_stride + i]) * from_f16(x[blockIdx.x * x_stride + i]);
+        out[blockIdx.x * out_stride + row] = sum;
+    }
+}
+
+/// Quantised weights that the library is given as f16, in slices where not all have room in the L2; of sizes
+/// for which own products take over, and too few tokens or tiles for it.
+void compare_unpacked(const Library& library, Device device) {
+    *library.fails_at = 0;
+    *library.multiplies = [](const void* weight, int64_t weight_stride, const void* x, int64_t x_stride,
+                             float* out, int64_t out_stride, int m, int n, int k, void* stream) {
+        Device own;
+        own.stream = static_cast<cudaStream_t>(stream);
+        launch(own, multiply_halves, {.grid = dim3(unsigned(n)), .block = dim3(32)},
+               static_cast<const uint16_t*>(weight), weight_stride, static_cast<const uint16_t*>(x), x_stride,
+               out, out_stride, m, k);
+    };
+    const auto expect = [&](int products, const Device& of, const Case& c) {
+        *library.n_products = 0;
+        run(of, c);
+        library.expect(products, dtype_info(c.dtype).name);
+    };
+    device.id = 10;  // where it has not been started yet
+    for (const DType dtype : kTypes) {
+        const int block = dtype_info(dtype).block, k = block == 32 ? 352 : 512;
+        if (block == 1) continue;
+        expect(1, device, {.dtype = dtype, .tokens = 256, .m = 37, .k = k, .uneven = true, .wild = true});
+        expect(1, device, {.dtype = dtype, .tokens = 257, .m = 130, .k = k});
+    }
+    const Case large{.dtype = DType::Q6_K, .tokens = 256, .m = 300, .k = 512, .size = 3000};
+    expect(1, device, large);
+    expect(0, device, {.dtype = DType::Q4_K, .tokens = 255, .m = 300, .k = 512});
+    expect(0, device, {.dtype = DType::Q4_K, .tokens = 256, .m = 24, .k = 512, .heads = 2});
+    device.l2_bytes = 3 * 128 * 512;  // two thirds: 128 rows
+    expect(3, device, {.dtype = DType::Q4_K, .tokens = 256, .m = 300, .k = 512});
+    expect(3, device, large);
+    device.processors = 9;
+    expect(0, device, {.dtype = DType::Q4_K, .tokens = 256, .m = 300, .k = 512});
 }
 
 }  // namespace
@@ -385,7 +308,11 @@ int main() {
         compare_bits(device, dtype);
         compare_launches(device, dtype);
     }
-    compare_without_library(device);
+    device.l2_bytes = size_t(50) << 20;
+    if (const Library library; library.good()) {
+        compare_without_library(library, device);
+        compare_unpacked(library, device);
+    }
     check(cudaStreamDestroy(device.stream), "cudaStreamDestroy");
     if (failures) return 1;
     std::puts("cuda_linear_test: ok");

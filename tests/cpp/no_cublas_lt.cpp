@@ -1,20 +1,35 @@
-// A cuBLASLt that multiplies nothing: each function fails where a test says so, else does nothing and says
-// that all is well.
+// A cuBLASLt that fails where a test says so, and else multiplies by what the test gives it, or not at all
+// and says that all is well.
 #include <cstddef>
 #include <cstdint>
+
+namespace {
+
+struct Layout {
+    uint64_t rows, columns;
+    int64_t stride;
+};
+const Layout& at(void* layout) { return *static_cast<Layout*>(layout); }
+
+}  // namespace
 
 extern "C" {
 
 int fails_at = 1;    // 1: its start, 2: the choice of an algorithm, 3: a product; 4: it has no algorithm
 int n_products = 0;  // that it was asked for
+/// out [n, m] = x [n, k] weight [m, k]^T, with strides of elements.
+void (*multiplies)(const void* weight, int64_t weight_stride, const void* x, int64_t x_stride, float* out,
+                   int64_t out_stride, int m, int n, int k, void* stream) = nullptr;
 
 int cublasLtCreate(void** handle) { return *handle = &fails_at, fails_at == 1; }
 int cublasLtDestroy(void*) { return 0; }
 int cublasLtMatmulDescCreate(void** made, int, int) { return *made = &fails_at, 0; }
 int cublasLtMatmulDescDestroy(void*) { return 0; }
 int cublasLtMatmulDescSetAttribute(void*, int, const void*, size_t) { return 0; }
-int cublasLtMatrixLayoutCreate(void** made, int, uint64_t, uint64_t, int64_t) { return *made = &fails_at, 0; }
-int cublasLtMatrixLayoutDestroy(void*) { return 0; }
+int cublasLtMatrixLayoutCreate(void** made, int, uint64_t rows, uint64_t columns, int64_t stride) {
+    return *made = new Layout{rows, columns, stride}, 0;
+}
+int cublasLtMatrixLayoutDestroy(void* layout) { return delete static_cast<Layout*>(layout), 0; }
 int cublasLtMatrixLayoutSetAttribute(void*, int, const void*, size_t) { return 0; }
 int cublasLtMatmulPreferenceCreate(void** made) { return *made = &fails_at, 0; }
 int cublasLtMatmulPreferenceDestroy(void*) { return 0; }
@@ -22,8 +37,14 @@ int cublasLtMatmulPreferenceSetAttribute(void*, int, const void*, size_t) { retu
 int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, void*, int, void*, int* found) {
     return *found = fails_at != 4, fails_at == 2;
 }
-int cublasLtMatmul(void*, void*, const void*, const void*, void*, const void*, void*, const void*,
-                   const void*, void*, void*, void*, const void*, void*, size_t, void*) {
-    return ++n_products, fails_at == 3;
+int cublasLtMatmul(void*, void*, const void*, const void* weight, void* of_weight, const void* x, void* of_x,
+                   const void*, const void*, void*, void* out, void* of_out, const void*, void*, size_t,
+                   void* stream) {
+    ++n_products;
+    if (multiplies && fails_at != 3)
+        multiplies(weight, at(of_weight).stride, x, at(of_x).stride, static_cast<float*>(out),
+                   at(of_out).stride, int(at(of_weight).columns), int(at(of_x).columns),
+                   int(at(of_weight).rows), stream);
+    return fails_at == 3;
 }
 }

@@ -13,7 +13,8 @@
 //     there
 //   * dynamic shared memory: as large as asked for and no larger (AddressSanitizer), NaN when a block starts
 //   * copies in the background: the target is NaN from the call on, the bytes arrive when they are waited for
-//   * addresses that are not multiples of 16 where they must be (of vector types: UBSan)
+//   * addresses that are not multiples of 16 where they must be, or else of what a type asks for: kernels are
+//     built with -fsanitize=alignment
 //   * streams run when something waits for them, so host memory that is reused too early shows; host code
 //     that touches device memory faults at once, and so do accesses beyond an allocation (up to 255 bytes
 //     beyond only under AddressSanitizer)
@@ -24,8 +25,9 @@
 // limits of registers, static shared memory that is read before it is written, races of several streams, any
 // speed. Sums of products have another order than the tensor cores'.
 //
-// Environment: SLIMRT_EMULATED_MEMORY (bytes, 4 GiB), SLIMRT_EMULATED_CAPABILITY (90), SLIMRT_EMULATED_SEED
-// (of the order of threads), all read when they are needed.
+// Environment: SLIMRT_EMULATED_MEMORY (bytes, 4 GiB), SLIMRT_EMULATED_CAPABILITY (90),
+// SLIMRT_EMULATED_PROCESSORS (4), SLIMRT_EMULATED_SEED (of the order of threads), all read when they are
+// needed.
 #pragma once
 
 #include "cuda_host_api.h"       // what the host calls

@@ -93,7 +93,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
                    .sharedMemPerMultiprocessor = 228 << 10,
                    .major = capability / 10,
                    .minor = capability % 10,
-                   .multiProcessorCount = 4,
+                   .multiProcessorCount = int(from_environment("SLIMRT_EMULATED_PROCESSORS", 4)),
                    .l2CacheSize = 8 << 20,
                    .maxThreadsPerBlock = kMostThreads,
                    .warpSize = warpSize};

@@ -52,7 +52,7 @@ __device__ inline void load8(const unsigned char* row, int column, int head_dim,
         for (int i = 0; i < 8; ++i) codes[i] = unit >> Row::kBits * i & Row::kMaxCode;
     } else {
         const int first = column / Row::kGroup * Row::kGroup, half = Row::half_group(first, head_dim);
-        if (half % 8) {  // in two bytes here and there
+        if (head_dim % 16) {  // eight here and there in two bytes, rows at multiples of 4
 #pragma unroll
             for (int i = 0; i < 8; ++i) codes[i] = Row::code(row, column + i, head_dim);
             return;

@@ -1,5 +1,6 @@
 // NVIDIA's cuBLASLt, where its library is found at run time, for products of many tokens with F16 and BF16
-// weights: it gets more out of newer tensor cores than kernels that run on all of them.
+// weights, and quantised ones that were unpacked: it gets more out of newer tensor cores than kernels that
+// run on all of them.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,8 @@
 // Which kernel multiplies. F32 weights: float32 (linear_float.cu). Else up to eight tokens: linear_few.cu;
 // more: x is rounded to 16 bits in the workspace, and tiles are multiplied by linear_many.cu, or by cuBLASLt
-// where it is there and has enough tokens. 16-bit weights whose rows are not whole pieces of 16 bytes, as
-// those of hardly any model are, are read again for every eight tokens.
+// where it is there and has enough tokens; for it quantised weights become f16 in the workspace, a slice of
+// rows at a time that stays in the L2. 16-bit weights whose rows are not whole pieces of 16 bytes, as those
+// of hardly any model are, are read again for every eight tokens.
 #include <algorithm>
 #include <vector>
 
@@ -15,7 +16,8 @@ namespace slimrt::cuda {
 
 namespace {
 
-constexpr int kLtTokens = 64;  // from here on cuBLASLt, where it is there
+constexpr int kLtTokens = 64;      // from here on cuBLASLt, where it is there
+constexpr int kSliceTokens = 256;  // of quantised weights: to unpack one takes as long as 70 tokens do
 constexpr size_t kAlignment = 256;
 
 size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -44,6 +46,39 @@ bool has_pieces(DType dtype, const Job& job) {
 
 bool in_tiles(const Group& g) {
     return g.dtype != DType::F32 && g.job.tokens > kFewTokens && has_pieces(g.dtype, g.job);
+}
+
+/// Numbers from a row in 16 bits to the next.
+int stride_of(const Job& job) { return divide_up(job.k, kStep) * kStep; }
+
+/// How many rows of a quantised part cuBLASLt is given at a time, as f16; 0: none, since with no more of them
+/// in two thirds of the L2 their tiles would be for less than a quarter of the processors.
+int slice_rows(const Device& device, const Job& job, const Part& part) {
+    constexpr size_t kMost = size_t(32) << 20;
+    constexpr int kTile = 128;
+    if (job.tokens < kSliceTokens || job.heads > 1) return 0;
+    const size_t row = size_t(stride_of(job)) * 2;
+    const int fit = int(std::min(device.l2_bytes / 3 * 2, kMost) / row) / kTile * kTile;
+    if (fit >= part.rows) return part.rows;
+    return 4 * (fit / kTile) * divide_up(job.tokens, kTile) >= device.processors ? fit : 0;
+}
+
+/// Whether cuBLASLt is to multiply.
+bool by_lt(const Device& device, const Group& g) {
+    const Job& job = g.job;
+    const auto slices = [&](const Part& part) { return slice_rows(device, job, part) > 0; };
+    const bool enough =
+        is_float(g.dtype) ? job.tokens >= kLtTokens : std::all_of(job.parts, job.parts + job.n_parts, slices);
+    return enough && cublas_lt(device.id);
+}
+
+/// Bytes that it needs: its own, and the largest slice.
+size_t lt_bytes(const Device& device, const Group& g) {
+    size_t slice = 0;
+    const size_t row = size_t(stride_of(g.job)) * 2;
+    for (int p = 0; p < g.job.n_parts && !is_float(g.dtype); ++p)
+        slice = std::max(slice, slice_rows(device, g.job, g.job.parts[p]) * row);
+    return CublasLt::kWorkspace + padded(slice);
 }
 
 std::vector<Group> group(Tensor x, int n_heads, std::span<const Product> products) {
@@ -75,7 +110,8 @@ std::vector<Group> group(Tensor x, int n_heads, std::span<const Product> product
     return groups;
 }
 
-/// What the workspace holds, one after the other: x in 16 bits, its powers of two, and what the kernels need.
+/// What the workspace holds, one after the other: x in 16 bits, its powers of two and a number, and what the
+/// kernels need.
 struct Workspace {
     size_t x = 0, inverse = 0, rest = 0;
     size_t total() const { return x + inverse + rest; }
@@ -87,11 +123,10 @@ Workspace workspace_of(const Device& device, const std::vector<Group>& groups) {
         const Job& job = g.job;
         if (!in_tiles(g)) continue;
         const size_t rows = size_t(job.tokens) * job.heads;
-        w.x = padded(rows * divide_up(job.k, kStep) * kStep * 2);
-        w.inverse = padded(rows * sizeof(float));
+        w.x = padded(rows * stride_of(job) * 2);
+        w.inverse = padded(rows * sizeof(float) + sizeof(int));
         w.rest = std::max(w.rest, padded(split_bytes(device, job)));
-        const bool lt = is_float(g.dtype) && job.tokens >= kLtTokens && cublas_lt(device.id);
-        if (lt) w.rest = std::max(w.rest, CublasLt::kWorkspace);
+        if (by_lt(device, g)) w.rest = std::max(w.rest, lt_bytes(device, g));
     }
     return w;
 }
@@ -134,18 +169,37 @@ LtProduct lt_product(const Group& group, const Part& part, const Rounded& x) {
             .out_step = part.rows};
 }
 
-/// Whether cuBLASLt did it.
-bool multiply_by_lt(const Device& device, const Group& group, const Rounded& x, std::byte* workspace) {
-    if (!is_float(group.dtype) || group.job.tokens < kLtTokens) return false;
-    const CublasLt* const lt = cublas_lt(device.id);
-    const std::span parts(group.job.parts, size_t(group.job.n_parts));
-    const auto fits = [&](const Part& part) { return CublasLt::fits(lt_product(group, part, x)); };
-    if (!lt || !std::all_of(parts.begin(), parts.end(), fits)) return false;
-    for (const Part& part : parts) {
-        if (!lt->multiply(lt_product(group, part, x), workspace, device.stream)) return false;
-        const Shape shape{.grid = dim3(group.job.tokens * group.job.heads), .block = dim3(256)};
-        launch(device, finish_kernel, shape, group.job, x.inverse, int(&part - group.job.parts));
+/// Whether cuBLASLt multiplied a part: of a quantised one rows of its own in the workspace, slice by slice.
+bool multiply_part_by_lt(const Device& device, const Group& group, int p, const Rounded& x,
+                         std::byte* workspace) {
+    const CublasLt& lt = *cublas_lt(device.id);
+    const Part& part = group.job.parts[p];
+    const LtProduct all = lt_product(group, part, x);
+    if (is_float(group.dtype)) return CublasLt::fits(all) && lt.multiply(all, workspace, device.stream);
+    auto* const slice = reinterpret_cast<uint16_t*>(workspace + CublasLt::kWorkspace);
+    const int rows = slice_rows(device, group.job, part);
+    for (int first = 0; first < part.rows; first += rows) {
+        LtProduct some = all;
+        some.m = std::min(rows, part.rows - first);
+        some.weight = slice;
+        some.weight_stride = x.stride;
+        some.out += first;
+        unpack_rows(device, group.dtype, group.job, p, first, some.m, x, slice);
+        if (!lt.multiply(some, workspace, device.stream)) return false;
     }
+    return true;
+}
+
+/// Whether cuBLASLt did it. Where a weight is beyond f16 own products follow, which they write over.
+bool multiply_by_lt(const Device& device, const Group& group, const Rounded& x, std::byte* workspace) {
+    if (!by_lt(device, group)) return false;
+    for (int p = 0; p < group.job.n_parts; ++p) {
+        if (!multiply_part_by_lt(device, group, p, x, workspace)) return false;
+        const Shape shape{.grid = dim3(group.job.tokens * group.job.heads), .block = dim3(256)};
+        launch(device, finish_kernel, shape, group.job, x.inverse, p);
+    }
+    if (!is_float(group.dtype))
+        many_tokens(device, group.dtype, group.job, x, reinterpret_cast<float*>(workspace), x.too_large);
     return true;
 }
 
@@ -175,9 +229,11 @@ void linear(const Device& device, Tensor x, int n_heads, std::span<const Product
             few_at_a_time(device, g);
             continue;
         }
+        float* const inverse = reinterpret_cast<float*>(workspace + sizes.x);
         const Rounded to{.x = reinterpret_cast<const uint16_t*>(workspace),
-                         .inverse = reinterpret_cast<const float*>(workspace + sizes.x),
-                         .stride = divide_up(g.job.k, kStep) * kStep};
+                         .inverse = inverse,
+                         .stride = stride_of(g.job),
+                         .too_large = reinterpret_cast<int*>(inverse + x.rows * n_heads)};
         const auto wanted = g.dtype == DType::BF16 ? brain : half;
         if (rounded != wanted) round_rows(device, g.job, wanted == brain, to);
         rounded = wanted;
@@ -235,7 +291,7 @@ void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int64
             continue;
         }
         const bool brain = dtype == DType::BF16;
-        const Rounded to{ordered->rounded, ordered->inverse, divide_up(job.k, kStep) * kStep};
+        const Rounded to{ordered->rounded, ordered->inverse, stride_of(job)};
         if (!rounded || (rounded->weight.dtype == DType::BF16) != brain) round_rows(device, rows, brain, to);
         rounded = &product;
         job.tokens = pairs;

@@ -105,6 +105,7 @@ struct Rounded {
     const uint16_t* x;     // [tokens * heads, stride], zeros beyond k
     const float* inverse;  // [tokens * heads]
     int stride;
+    int* too_large = nullptr;  // becomes 0; of weights, see unpack_rows()
 };
 constexpr int kStep = 64;  // what `stride` is a multiple of
 
@@ -129,10 +130,17 @@ struct Tiling {
     int tokens, rows, splits;
 };
 Tiling tiling_of(const Device& device, const Job& job);
-void many_tokens(const Device& device, DType dtype, const Job& job, const Rounded& x, float* partial);
+/// only_if: a number in device memory; where it is 0 nothing is done.
+void many_tokens(const Device& device, DType dtype, const Job& job, const Rounded& x, float* partial,
+                 const int* only_if = nullptr);
 size_t split_bytes(const Device& device, const Job& job);
 /// A job with an order.
 void many_ordered(const Device& device, DType dtype, const Job& job, const Rounded& x, int tile, int n_tiles);
+
+// linear_unpacked.cu. Rows [first, first + n) of a quantised part as f16, x.stride from one to the next, as
+// many_kernel() has them; says in x.too_large if one could exceed f16.
+void unpack_rows(const Device& device, DType dtype, const Job& job, int part, int first, int n,
+                 const Rounded& x, uint16_t* to);
 
 /// Pairs of tokens and experts, expert by expert, and where their rows of x are rounded to.
 struct Ordered {

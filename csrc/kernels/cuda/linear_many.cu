@@ -144,7 +144,8 @@ __device__ void finish(const Job& job, const Rounded& x, const Share& share, con
 template <class W, class S>
 __global__ void __launch_bounds__(kTileThreads, 2)
     many_kernel(const __grid_constant__ Job job, const __grid_constant__ Rounded x, size_t row_bytes,
-                float* partial, int columns) {
+                float* partial, int columns, const int* only_if) {
+    if (only_if && !*only_if) return;
     TileHead& head = *reinterpret_cast<TileHead*>(shared_memory());
     int* const places = reinterpret_cast<int*>(shared_memory() + Layout<W, S>::kPlacesAt);
     const Share share = share_of<W, S>(job);
@@ -164,7 +165,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 }
 
 /// out = the sum over splits + bias; a thread a number.
-__global__ void add_splits(Job job, const float* partial, int columns, int splits) {
+__global__ void add_splits(Job job, const float* partial, int columns, int splits, const int* only_if) {
+    if (only_if && !*only_if) return;
     int column = blockIdx.x * blockDim.x + threadIdx.x, p = 0;
     const int token = blockIdx.y;
     if (column >= columns) return;
@@ -224,7 +226,8 @@ size_t split_bytes(const Device& device, const Job& job) {
     return most;
 }
 
-void many_tokens(const Device& device, DType dtype, const Job& job, const Rounded& x, float* partial) {
+void many_tokens(const Device& device, DType dtype, const Job& job, const Rounded& x, float* partial,
+                 const int* only_if) {
     const Tiling tiling = tiling_of(device, job);
     const int columns = columns_of(job);
     with_weight(dtype, [&](auto w) {
@@ -236,13 +239,13 @@ void many_tokens(const Device& device, DType dtype, const Job& job, const Rounde
                 .block = dim3(kTileThreads),
                 .shared_bytes = Layout<W, S>::kBytes};
             launch(device, many_kernel<W, S>, shape, job, x, W::row_bytes(job.k),
-                   tiling.splits > 1 ? partial : nullptr, columns);
+                   tiling.splits > 1 ? partial : nullptr, columns, only_if);
         });
     });
     if (tiling.splits == 1) return;
     const Shape adding{.grid = dim3(divide_up(columns, kTileThreads), job.tokens),
                        .block = dim3(kTileThreads)};
-    launch(device, add_splits, adding, job, partial, columns, tiling.splits);
+    launch(device, add_splits, adding, job, partial, columns, tiling.splits, only_if);
 }
 
 int ordered_tile(int pairs, int n_experts) { return tokens_of_tile(pairs / n_experts); }
@@ -257,7 +260,7 @@ void many_ordered(const Device& device, DType dtype, const Job& job, const Round
                               .block = dim3(kTileThreads),
                               .shared_bytes = Layout<W, S>::kBytes};
             launch(device, many_kernel<W, S>, shape, job, x, W::row_bytes(job.k),
-                   static_cast<float*>(nullptr), 0);
+                   static_cast<float*>(nullptr), 0, static_cast<const int*>(nullptr));
         });
     });
 }

@@ -8,7 +8,7 @@ namespace {
 constexpr int kThreads = 256;
 
 /// A block a row of x.
-__global__ void round_kernel(Job job, bool brain, uint16_t* to, float* inverse, int stride) {
+__global__ void round_kernel(Job job, bool brain, uint16_t* to, float* inverse, int stride, int* too_large) {
     constexpr int kUsual = 14;  // above: brought to it
     constexpr int kSmall = -8, kTop = 126;
     __shared__ uint32_t largest_of[kWarp];
@@ -30,6 +30,7 @@ __global__ void round_kernel(Job job, bool brain, uint16_t* to, float* inverse, 
         to[size_t(blockIdx.x) * stride + i] = brain ? to_bf16(value) : to_f16(value);
     }
     if (threadIdx.x == 0) inverse[blockIdx.x] = power_of_2(-shift);
+    if (threadIdx.x + blockIdx.x == 0 && too_large) *too_large = 0;
 }
 
 }  // namespace
@@ -37,7 +38,7 @@ __global__ void round_kernel(Job job, bool brain, uint16_t* to, float* inverse, 
 void round_rows(const Device& device, const Job& job, bool brain, const Rounded& to) {
     const Shape shape{.grid = dim3(job.tokens * job.heads), .block = dim3(kThreads)};
     launch(device, round_kernel, shape, job, brain, const_cast<uint16_t*>(to.x),
-           const_cast<float*>(to.inverse), to.stride);
+           const_cast<float*>(to.inverse), to.stride, to.too_large);
 }
 
 }  // namespace slimrt::cuda

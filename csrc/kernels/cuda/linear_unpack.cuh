@@ -18,6 +18,40 @@ struct UnpackLayout {
     static constexpr int kBytes = kStagedAt + S::kRows * kRowSpace<W>;
 };
 
+/// The scales, and minima, of a chunk of a row times `factor`, `step` apart; whether a weight might exceed
+/// f16.
+template <class W>
+__device__ inline bool scales_of_row(const unsigned char* from, float* to, int step, float factor) {
+    constexpr float kLargestF16 = 65504;
+    float scale[W::kScales], largest = 0;
+    W::scales(from, scale);
+#pragma unroll
+    for (int i = 0; i < W::kScales; ++i) {
+        largest = fmaxf(largest, fabsf(scale[i]) * W::kLargest);
+        to[i * step] = scale[i] * factor;
+    }
+    if constexpr (W::kMins) {
+        uint32_t codes[W::kScales / 2];
+        const float each = W::minima(from, codes) * factor;
+        float most = W::kLargestMinimum;
+#pragma unroll
+        for (int i = 0; i < W::kScales; ++i) {
+            const float code = from_f16(uint16_t(codes[i / 2] >> i % 2 * 16));
+            if (W::kLargestMinimum == 0) most = fmaxf(most, fabsf(code));
+            to[(W::kScales + i) * step] = each * code;
+        }
+        largest += fabsf(each) * most;
+    }
+    return largest > kLargestF16;
+}
+
+/// Four weights: what codes() gave, with their scale and minimum.
+__device__ inline uint2 four_weights(uint2 codes, float scale, float minimum) {
+    const auto weight = [&](uint32_t code) { return scale * from_f16(uint16_t(code)) - minimum; };
+    return {pair_f16(weight(codes.x & 0xffff), weight(codes.y & 0xffff)),
+            pair_f16(weight(codes.x >> 16), weight(codes.y >> 16))};
+}
+
 template <class W, class S>
 class Unpacker {
     using L = UnpackLayout<W, S>;
@@ -88,28 +122,8 @@ class Unpacker {
 
     /// The scales, and minima, of the lane's row.
     __device__ void unpack_scales(const unsigned char* from) const {
-        constexpr float kLargestF16 = 65504;
-        float* const to = scales(lane_);
-        float scale[W::kScales], largest = 0;
-        W::scales(from, scale);
-#pragma unroll
-        for (int i = 0; i < W::kScales; ++i) {
-            largest = fmaxf(largest, fabsf(scale[i]) * W::kLargest);
-            to[i * S::kRows] = scale[i] * factor_;
-        }
-        if constexpr (W::kMins) {
-            uint32_t codes[W::kScales / 2];
-            const float each = W::minima(from, codes) * factor_;
-            float most = W::kLargestMinimum;
-#pragma unroll
-            for (int i = 0; i < W::kScales; ++i) {
-                const float code = from_f16(uint16_t(codes[i / 2] >> i % 2 * 16));
-                if (W::kLargestMinimum == 0) most = fmaxf(most, fabsf(code));
-                to[(W::kScales + i) * S::kRows] = each * code;
-            }
-            largest += fabsf(each) * most;
-        }
-        if (largest > kLargestF16 && factor_ == 1) atomicExch(&head_.too_large, 1);  // as others may
+        const bool too_large = scales_of_row<W>(from, scales(lane_), S::kRows, factor_);
+        if (too_large && factor_ == 1) atomicExch(&head_.too_large, 1);  // as others may
     }
 
     /// 16 weights of the lane's row, four at a time, by lanes whose rows share banks each in another order.
@@ -119,18 +133,13 @@ class Unpacker {
         const int of = W::kScales * 16 == W::kChunk ? 2 * group + s : group;
         const float scale = scales(row)[of * S::kRows];
         const float minimum = W::kMins ? scales(row)[(W::kScales + of) * S::kRows] : 0.0f;
-        const auto weight = [&](uint32_t code) { return scale * from_f16(uint16_t(code)) - minimum; };
         const int piece = S::at(first_ + row, 2 * part);  // of two that differ in one bit
         uint2 codes[4];
 #pragma unroll
         for (int m = 0; m < 4; ++m) codes[m] = W::codes(from, group, s, m ^ turn);
 #pragma unroll
-        for (int m = 0; m < 4; ++m) {
-            const uint2 c = codes[m];
-            *reinterpret_cast<uint2*>(to + (piece ^ 8 * (m ^ turn))) = {
-                pair_f16(weight(c.x & 0xffff), weight(c.y & 0xffff)),
-                pair_f16(weight(c.x >> 16), weight(c.y >> 16))};
-        }
+        for (int m = 0; m < 4; ++m)
+            *reinterpret_cast<uint2*>(to + (piece ^ 8 * (m ^ turn))) = four_weights(codes[m], scale, minimum);
     }
 };
 
