@@ -137,10 +137,13 @@ def decode_seconds(path: Path, cache: str, type: str, depth: int, steps: int = 2
     from slimrt import _core
 
     engine = _core.Engine(str(path), n_ctx=depth + 64, cache=cache, cache_type_k=type, cache_type_v=type, device="cuda")
-    sequence = engine.new_sequence()
-    start = time.perf_counter()
-    engine.append([(sequence, np.arange(1024, dtype=np.int32) % 1000 + 3)])
-    prefill = time.perf_counter() - start
+    for warm in (False, True):  # the first prompt loads kernels
+        sequence = engine.new_sequence()
+        start = time.perf_counter()
+        engine.append([(sequence, np.arange(1024, dtype=np.int32) % 1000 + 3)])
+        prefill = time.perf_counter() - start
+        if not warm:
+            engine.free_sequence(sequence)
     engine.tile(sequence, depth)
     taken = []
     for step in range(steps):
@@ -156,9 +159,9 @@ def decode_seconds(path: Path, cache: str, type: str, depth: int, steps: int = 2
 
 def decode_rows(clock: Clock, left_out: list[str]) -> Iterator[Row]:
     for shape, depth, pairs in (
-        (gpu_models.PHI3_MINI_128K, 131072 - 64, (("kv", "fp8_e4m3"), ("k", "fp8_e4m3"))),
-        (gpu_models.LLAMA_7B, 65536, (("kv", "bf16"), ("k", "bf16"), ("kv", "fp8_e4m3"), ("k", "fp8_e4m3"))),
-        (gpu_models.LLAMA_7B, 16384, (("kv", "bf16"), ("k", "bf16"), ("kv", "fp8_e4m3"), ("k", "fp8_e4m3"))),
+        (gpu_models.PHI3_MINI_128K, 131072 - 64, (("kv", "q8"), ("k", "q8"))),
+        (gpu_models.LLAMA_7B, 65536, (("kv", "bf16"), ("k", "bf16"), ("kv", "q8"), ("k", "q8"))),
+        (gpu_models.LLAMA_7B, 16384, (("kv", "bf16"), ("k", "bf16"), ("kv", "q8"), ("k", "q8"))),
     ):
         if clock.left() < 20:
             left_out.append(f"decoding {shape.name} at {depth}")
