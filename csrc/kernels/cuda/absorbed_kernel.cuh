@@ -17,7 +17,7 @@
 // Scores of a tile are sent after the block's warps have met, so after they have softened the tile before the
 // last: no part is overwritten either.
 //
-// What a Team is, on top of that: how what is no operand comes (bring), how waits go for barriers (wait), and
+// What a Team is, on top of that: how rows come (bring), how waits go for barriers (wait), and
 // how a block's weights and partial scores get to the others: absorbed_sm90.cu, absorbed_sm80.cu.
 #pragma once
 
@@ -42,7 +42,7 @@ struct Barriers {
     __device__ void init(const Absorbed& x, int score_warps) const {
         for (int i = 0; i < x.at.stages; ++i) {
             const int loaders = x.converted ? x.workers : kProductWarps;
-            barrier_init(full + i, Loader<Team>::arrivals(x, loaders));
+            barrier_init(full + i, Loader<Team>::arrivals(loaders));
             barrier_init(empty + i, loaders);
         }
         for (int i = 0; i < x.at.n_tiles; ++i) barrier_init(free + i, kProductWarps);

@@ -74,20 +74,23 @@ struct TileSource {
     __device__ int seen(int row) const { return max(low, min(row, high)); }
 };
 
-/// Calls copy(to, from, bytes) for what the one who brings row `row` brings of rows that are to be converted.
+/// Calls copy(to, from, bytes) for what the one who brings row `row` brings of the rows of a tile.
 template <class Copy>
-__device__ void copy_rows(const AbsorbedPlane& plane, int rank, const TileSource& source, int row,
-                          Copy&& copy) {
+__device__ void copy_rows(const AbsorbedPlane& plane, bool converted, int rank, const TileSource& source,
+                          int row, Copy&& copy) {
     const RowsView& rows = plane.rows;
     const unsigned char* const from = source.rows + rank * plane.slice_bytes;
-    if (plane.by_heads) {  // all rows at once, in eight parts
+    if (plane.by_heads && converted) {  // all rows at once, in eight parts
         const int part = plane.slice_bytes / 8;
         if (row % 4 == 0) copy(plane.raw + row / 4 * part, from + row / 4 * part, part);
         return;
     }
+    const unsigned char* data = from + source.seen(row) * rows.head_elements;
+    const int to = converted ? plane.raw : plane.tile, stride = converted ? plane.raw_row : plane.stride;
     const int bytes = bytes_of(rows.dtype, plane.piece);
-    copy(plane.raw + row * plane.raw_row, from + source.seen(row) * rows.head_elements, bytes);
-    if (rows.head_scales && row == 0)
+    for (int i = 0; i < plane.pieces; ++i, data += (rows.head_elements + rows.head_scales) * kTileTokens)
+        copy(to + row * stride + i * bytes, data, bytes);
+    if (converted && rows.head_scales && row == 0)
         copy(plane.raw + kTileTokens * plane.raw_row, source.rows + kTileTokens * rows.head_elements,
              kTileTokens * rows.head_scales);
 }
@@ -126,18 +129,16 @@ __device__ void copy_besides(const Absorbed& x, int rank, const TileSource& sour
     copy(x.at.factors, source.factors + (head.head_factors ? rank * bytes : 0), bytes);
 }
 
-/// All that the one who brings row `row` brings of a tile, but rows that are operands.
+/// All that the one who brings row `row` brings of a tile.
 template <class Copy>
 __device__ void copy_share(const Absorbed& x, int rank, const TileSource& source, int row, Copy&& copy) {
-    if (x.converted) copy_rows(x.rows, rank, source, row, copy);
+    copy_rows(x.rows, x.converted, rank, source, row, copy);
     if (x.residual.width) copy_residual(x.residual, rank, source, row, copy);
     copy_besides(x, rank, source, row, copy);
 }
 
-/// The warps that empty a stage, who fill it again: member `warp` of `warps`. They have every `phases`-th
-/// tile. Rows that are operands as they are stored come 512 bytes at a time, by all of them; what else there
-/// is, small pieces and what is to be converted, as a Team brings it: all warps some rows, or one of them
-/// all.
+/// The warps that empty a stage, who fill it again: member `warp` of `warps`, of which a Team has each bring
+/// some rows, or one bring all that a stage gets. They have every `phases`-th tile.
 template <class Team>
 struct Loader {
     const Absorbed& x;
@@ -160,33 +161,12 @@ struct Loader {
             if (!Team::kOneBrings || stage % warps == warp) brings |= 1u << stage;
     }
     /// How many arrive at `full`.
-    static __device__ int arrivals(const Absorbed& x, int warps) {
-        return Team::kOneBrings ? (x.converted ? 1 : 1 + warps * 32) : warps * 32;
-    }
+    static __device__ int arrivals(int warps) { return Team::kOneBrings ? 1 : warps * 32; }
 
-    __device__ void copy_operands(const TileSource& source, unsigned char* to) const {
-        const AbsorbedPlane& plane = x.rows;
-        const int pitch = plane.rows.head_elements, bytes = 2 * plane.piece;
-        for (int piece = 0; piece < plane.pieces; ++piece) {
-            const unsigned char* const from =
-                source.rows + share.rank * plane.slice_bytes + piece * pitch * kTileTokens;
-            unsigned char* const tile = to + plane.tile + piece * bytes;
-#pragma unroll 4
-            for (int row = warp; row < kTileTokens; row += warps) {
-                const unsigned char* const row_from = from + source.seen(row) * pitch;
-                unsigned char* const row_to = tile + row * plane.stride;
-                for (int i = 16 * lane; i < bytes; i += 16 * 32) copy16(row_to + i, row_from + i);
-            }
-        }
-    }
     __device__ void load(int tile, int stage) const {
-        const bool mine = brings >> stage & 1;
-        if (x.converted && !mine) return;
-        const TileSource source(x, share, tile);
-        unsigned char* const to = shared_memory() + stage * x.at.stage_bytes;
-        if (!x.converted) copy_operands(source, to);
-        if (mine) Team::bring(x, share.rank, source, warp, warps, to, full + stage, lane);
-        if (!x.converted || !Team::kOneBrings) barrier_arrive_after_copies(full + stage);
+        if (brings >> stage & 1)
+            Team::bring(x, share.rank, TileSource(x, share, tile), warp, warps,
+                        shared_memory() + stage * x.at.stage_bytes, full + stage, lane);
     }
     __device__ void start(int phase) const {
         for (int tile = phase; tile < min(x.at.stages, share.n_tiles); tile += phases) load(tile, tile);
@@ -198,7 +178,7 @@ struct Loader {
         const bool earlier = stage.at < phases;  // in the round before this one
         const int before = stage.at - phases + (earlier ? x.at.stages : 0),
                   next = tile - phases + x.at.stages;
-        if (tile < phases || next >= share.n_tiles || (x.converted && !(brings >> before & 1))) return;
+        if (tile < phases || next >= share.n_tiles || !(brings >> before & 1)) return;
         Team::wait(empty + before, stage.parity() ^ earlier);
         load(next, before);
     }

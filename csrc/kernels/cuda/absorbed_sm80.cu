@@ -30,14 +30,16 @@ struct Blocks {
     static __device__ void end() {}
     static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait(barrier, parity); }
 
+    /// 512 bytes at a time.
     static __device__ void bring(const Absorbed& x, int rank, const TileSource& source, int warp, int warps,
-                                 unsigned char* to, uint64_t*, int lane) {
+                                 unsigned char* to, uint64_t* full, int lane) {
         for (int row = warp; row < kTileTokens; row += warps)
             copy_share(x, rank, source, row, [&](int at, const void* from, int n) {
 #pragma unroll 1
                 for (int i = 16 * lane; i < n; i += 16 * 32)
                     copy16(to + at + i, static_cast<const unsigned char*>(from) + i);
             });
+        barrier_arrive_after_copies(full);
     }
 
     /// A word's tag is the round of its slot, so it tells by itself that it is there, and needs no fence.
