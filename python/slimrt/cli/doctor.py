@@ -117,11 +117,11 @@ def _cuda_devices() -> dict[str, str]:
 
 
 def _cublas_lt() -> str:
-    """What multiplies prompts with weights of F16 and BF16 on a CUDA device."""
+    """What multiplies prompts with weights of all types but F32 on a CUDA device."""
     if os.environ.get("SLIMRT_CUBLASLT") == "0":
         return "not used (SLIMRT_CUBLASLT=0)"
     return core.cublas_lt_library() or (
-        "none: prompts with weights of F16 or BF16 take two to three times as long (pip install nvidia-cublas)"
+        "none: prompts take two to three times as long (pip install nvidia-cublas)"
     )
 
 
