@@ -120,9 +120,7 @@ def _cublas_lt() -> str:
     """What multiplies prompts with weights of all types but F32 on a CUDA device."""
     if os.environ.get("SLIMRT_CUBLASLT") == "0":
         return "not used (SLIMRT_CUBLASLT=0)"
-    return core.cublas_lt_library() or (
-        "none: prompts take two to three times as long (pip install nvidia-cublas)"
-    )
+    return core.cublas_lt_library() or ("none: prompts take two to three times as long (pip install nvidia-cublas)")
 
 
 def _version(package: str) -> str:
