@@ -35,8 +35,8 @@ __device__ inline float max_of_warp(float x) {
 
 /// One warp, one of this block's own heads, lane: row of the tile. Its weights go to all blocks of the team.
 /// They are relative to the largest score so far, or to one not much smaller, so that earlier sums are hardly
-/// ever multiplied anew. `turn`: of the phases; `turns`: a barrier for each phase
-/// and head, where a tile follows the one before it.
+/// ever multiplied anew. `turn`: of the phases; `turns`: a barrier for each phase and head, where a tile
+/// follows the one before it.
 template <class Operand, class Team>
 __device__ void share_weights(const Absorbed& x, const AbsorbedShare& share, const Team& team, int tile,
                               int own, float score, const Ring& slot, int lane, const Ring& turn,

@@ -1,5 +1,5 @@
-// Absorbed decode attention on sm_90a: a team is a cluster. Weights and partial scores are written into the
-// other blocks' shared memory in the background, where barriers count the bytes.
+// Absorbed decode attention on sm_90a: a team is a cluster. Rows come by bulk copies; weights and partial
+// scores are written into the other blocks' shared memory in the background, where barriers count the bytes.
 // Who gets them says how many there will be, once a phase, so that neither side needs a fence.
 #include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/absorbed_kernel.cuh"
