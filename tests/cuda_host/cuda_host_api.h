@@ -137,12 +137,17 @@ enum cudaFuncAttribute {
     cudaFuncAttributePreferredSharedMemoryCarveout = 9,
     cudaFuncAttributeNonPortableClusterSizeAllowed = 13,
 };
-enum cudaLaunchAttributeID { cudaLaunchAttributeCooperative = 2, cudaLaunchAttributeClusterDimension = 4 };
+enum cudaLaunchAttributeID {
+    cudaLaunchAttributeCooperative = 2,
+    cudaLaunchAttributeClusterDimension = 4,
+    cudaLaunchAttributeProgrammaticStreamSerialization = 6,
+};
 union cudaLaunchAttributeValue {
     struct {
         unsigned x, y, z;
     } clusterDim;
     int cooperative;
+    int programmaticStreamSerializationAllowed;
 };
 struct cudaLaunchAttribute {
     cudaLaunchAttributeID id;

@@ -39,7 +39,7 @@ struct Thread {
     Block* block = nullptr;
     int number = 0;  // in the block
     uint3 index{};
-    bool exited = false;
+    bool exited = false, in_turn = false;  // in_turn: it has waited for the kernel before
     Thread* first = nullptr;  // of the warp
     uint32_t live = 0,
              meeting =

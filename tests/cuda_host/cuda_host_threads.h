@@ -41,6 +41,9 @@ unsigned char* shared_memory();
 void* shared_of(const void* own, unsigned rank);
 unsigned cluster_rank();
 
+/// That the kernel before has ended, which it has: kernels run one after the other.
+void wait_for_previous();
+
 /// copy16() and its groups, of this thread. from == nullptr: zeros.
 /// Sixteen bytes, of which the first `bytes` come from `from` and the rest are zeros.
 void copy_later(void* to, const void* from, size_t bytes = 16);
@@ -64,6 +67,7 @@ struct Launch {
     size_t shared_bytes = 0;
     std::function<void()> kernel;
     bool cooperative = false;  // blocks may wait for others
+    bool early = false;        // threads wait for the kernel before, which has ended here
 };
 /// Runs every thread of every block.
 void run(const Launch& launch);

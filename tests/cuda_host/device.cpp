@@ -156,6 +156,10 @@ cudaError_t cuda_host::launch(const cudaLaunchConfig_t& config, const void* kern
             launch.cooperative = config.attrs[i].val.cooperative != 0;
             continue;
         }
+        if (config.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+            launch.early = config.attrs[i].val.programmaticStreamSerializationAllowed != 0;
+            continue;
+        }
         const auto& cluster = config.attrs[i].val.clusterDim;
         if (cluster.y != 1 || cluster.z != 1) return result(cudaErrorInvalidValue);
         launch.cluster = cluster.x;

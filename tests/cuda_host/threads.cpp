@@ -136,6 +136,8 @@ void thread_main() {
     started();
     races::ordered_after(&cluster.began);
     cluster.launch->kernel();
+    if (cluster.launch->early && !cluster.current->in_turn)
+        die("a thread of a kernel that may begin early ends without wait_for_previous()");
     races::ordered_before(&cluster.ended);
     exit_thread(*cluster.current);
     stop_for_good(cluster.current->fiber);
@@ -147,7 +149,7 @@ void make_thread(Thread& thread, Block& block, unsigned number) {
     thread.block = &block;
     thread.number = int(number);
     thread.index = {number % size.x, number / size.x % size.y, number / size.x / size.y};
-    thread.exited = false;
+    thread.exited = thread.in_turn = false;
     thread.first = cluster.warp_of(thread, 0);
     if (thread.first == &thread) thread.live = thread.meeting = 0;
     thread.first->live |= lane_of(thread);
@@ -284,6 +286,8 @@ void sync_cluster() {
 }
 
 unsigned char* shared_memory() { return cluster.current->block->shared.get(); }
+
+void wait_for_previous() { cluster.current->in_turn = true; }
 
 unsigned cluster_rank() { return unsigned(cluster.current->block - cluster.blocks.data()); }
 

@@ -178,6 +178,7 @@ __device__ void write_results(const DecodeJob& job, const Parts& parts, int part
 template <bool turned, int kTiles>
 __global__ void __launch_bounds__(kMaxWarps * 32)
     decode_kernel(AttentionView a, DecodeShape shape, Parts parts) {
+    begin_early();
     __shared__ Shared shared;
     __shared__ float units[kQueries];
     const PlacedSequence& s = a.sequences[blockIdx.z];
@@ -255,7 +256,8 @@ void run(const Device& device, const AttentionArgs& args, const AttentionView& v
     launch(device, decode_kernel<turned, kTiles>,
            {.grid = dim3(unsigned(n_parts), unsigned(groups), unsigned(args.sequences.size())),
             .block = dim3(unsigned(warps * 32)),
-            .shared_bytes = shared},
+            .shared_bytes = shared,
+            .early = true},
            view, shape, parts);
     if (n_parts > 1) merge_parts(device, args, view, parts);
 }

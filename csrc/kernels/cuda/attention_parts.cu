@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "kernels/cuda/attention_parts.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace slimrt::cuda {
 namespace {
@@ -12,6 +13,7 @@ constexpr int kMaxParts = 128;
 
 /// A block for every (query, head).
 __global__ void merge_kernel(AttentionView a, Parts parts) {
+    begin_early();
     __shared__ float weights[kMaxParts];
     __shared__ Share share;
     const int head = blockIdx.x % a.n_heads, query = blockIdx.x / a.n_heads;
@@ -152,7 +154,8 @@ void merge_parts(const Device& device, const AttentionArgs& args, const Attentio
                  const Parts& parts) {
     launch(device, merge_kernel,
            {.grid = dim3(unsigned(most_queries(args) * args.n_heads), unsigned(args.sequences.size())),
-            .block = dim3(kThreads)},
+            .block = dim3(kThreads),
+            .early = true},
            view, parts);
 }
 

@@ -25,6 +25,7 @@ void check(cudaError_t result, const char* what) {
 namespace {
 
 constexpr int kMinCapability = 80, kTegra = 87;
+constexpr int kOverlaps = 90;  // compiled for it, kernels wait for the one before; the PTX of sm_80 does not
 const std::vector<int> kCode = {SLIMRT_CUDA_CODE};  // what nvcc has compiled for
 
 Device describe(int id) {
@@ -90,6 +91,7 @@ std::unique_ptr<Backend> open_cuda_backend(int id, bool dry) {
         fail(ErrorCode::unsupported, device.name, " has compute capability ", device.capability / 10, ".",
              device.capability % 10, ", slimrt needs 8.0 or newer");
     const cuda::Current current(id);
+    device.overlaps = device.capability >= cuda::kOverlaps && cuda::has_code(device.capability);
     cuda::ask_for_clusters(device);
     return std::make_unique<cuda::CudaBackend>(std::move(device), dry);
 }

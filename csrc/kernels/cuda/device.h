@@ -23,7 +23,8 @@ struct Device {
     size_t shared_bytes = 0;  // that one block may have
     size_t l2_bytes = 0;
     std::array<int, kMaxCluster + 1>
-        clusters{};  // of so many blocks, each a processor's all: how many at once
+        clusters{};         // of so many blocks, each a processor's all: how many at once
+    bool overlaps = false;  // kernels may begin while the one before ends
     std::string name;
     cudaStream_t stream = nullptr;  // none: planning
 };
@@ -54,6 +55,7 @@ struct Shape {
     size_t shared_bytes = 0;   // dynamic
     unsigned cluster = 0;      // blocks of a cluster, along x; 0: none, which st.async does not work in
     bool cooperative = false;  // all blocks run at once, or the launch fails
+    bool early = false;        // it calls wait_for_previous() (ptx.cuh), so it may begin before its turn
 };
 
 /// Lets a kernel have so much dynamic shared memory and, if `large_cluster`, clusters of more than 8 blocks.
@@ -67,21 +69,26 @@ void launch(const Device& device, void (*kernel)(Params...), const Shape& shape,
     const bool large_cluster = shape.cluster > kPortableCluster;
     if (shape.shared_bytes > kUnasked || large_cluster)
         allow(device.id, reinterpret_cast<const void*>(kernel), shape.shared_bytes, large_cluster);
-    cudaLaunchAttribute attribute{};
+    cudaLaunchAttribute attributes[2]{};
+    unsigned n = 0;
     if (shape.cooperative) {
-        attribute.id = cudaLaunchAttributeCooperative;
-        attribute.val.cooperative = 1;
-    } else {
-        attribute.id = cudaLaunchAttributeClusterDimension;
-        attribute.val.clusterDim = {shape.cluster, 1, 1};
+        attributes[n].id = cudaLaunchAttributeCooperative;
+        attributes[n++].val.cooperative = 1;
+    } else if (shape.cluster > 0) {
+        attributes[n].id = cudaLaunchAttributeClusterDimension;
+        attributes[n++].val.clusterDim = {shape.cluster, 1, 1};
+    }
+    if (shape.early && device.overlaps) {
+        attributes[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[n++].val.programmaticStreamSerializationAllowed = 1;
     }
     cudaLaunchConfig_t config{};
     config.gridDim = shape.grid;
     config.blockDim = shape.block;
     config.dynamicSmemBytes = shape.shared_bytes;
     config.stream = device.stream;
-    config.attrs = &attribute;
-    config.numAttrs = shape.cooperative || shape.cluster > 0 ? 1 : 0;
+    config.attrs = attributes;
+    config.numAttrs = n;
     check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), "starting a kernel");
 }
 

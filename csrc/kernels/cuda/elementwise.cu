@@ -160,6 +160,7 @@ struct GatherBlocks {
 /// A block has a row. x += more first, where there is more.
 template <int n>
 __global__ void norm_rows(NormView norm, Matrix x, Matrix more, int64_t cols) {
+    begin_early();
     if (more.data) {  // each thread reads again what it wrote
         for (int64_t i = threadIdx.x * n; i < cols; i += blockDim.x * n) Add{x, more}.run<n>(blockIdx.x, i);
     }
@@ -168,6 +169,7 @@ __global__ void norm_rows(NormView norm, Matrix x, Matrix more, int64_t cols) {
 
 template <int n>
 __global__ void inverse_rms_rows(Matrix x, float eps, int64_t cols, Matrix out) {
+    begin_early();
     __shared__ float shared[kWarp];
     const float squares =
         total<n>(x.row(blockIdx.x), cols, shared, [](float value) { return value * value; });
@@ -175,7 +177,9 @@ __global__ void inverse_rms_rows(Matrix x, float eps, int64_t cols, Matrix out) 
 }
 
 Shape block_a_row(const Tensor& x, bool packed) {
-    return {.grid = dim3(static_cast<unsigned>(x.rows)), .block = dim3(norm_threads(x.cols, packed))};
+    return {.grid = dim3(static_cast<unsigned>(x.rows)),
+            .block = dim3(norm_threads(x.cols, packed)),
+            .early = true};
 }
 
 const unsigned char* bytes_of(const Tensor& t) { return reinterpret_cast<const unsigned char*>(t.data); }

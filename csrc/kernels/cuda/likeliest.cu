@@ -19,6 +19,7 @@ __device__ Key key_of(float x, int64_t column) {
 /// A block a row.
 template <int n>
 __global__ void __launch_bounds__(kRowThreads) likeliest_kernel(Matrix x, int32_t* out, int64_t cols) {
+    begin_early();
     __shared__ Key shared[kWarp];
     const auto larger = [](Key a, Key b) { return a > b ? a : b; };
     const float* const row = x.row(blockIdx.x);
@@ -42,7 +43,8 @@ void likeliest(const Device& device, Tensor x, Tensor out) {
     if (x.rows == 0) return;
     const bool packed = packs_fit(x);
     const Shape shape{.grid = dim3(static_cast<unsigned>(x.rows)),
-                      .block = dim3(threads_for(packed ? x.cols / kPack : x.cols, kRowThreads))};
+                      .block = dim3(threads_for(packed ? x.cols / kPack : x.cols, kRowThreads)),
+                      .early = true};
     launch(device, packed ? &likeliest_kernel<kPack> : &likeliest_kernel<1>, shape, Matrix(x), out.i32(),
            x.cols);
 }

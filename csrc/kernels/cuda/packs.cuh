@@ -6,6 +6,7 @@
 #include "core/tensor.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/ptx.cuh"
 
 namespace slimrt::cuda {
 
@@ -56,6 +57,7 @@ constexpr unsigned kThreads = 256, kMaxGridY = 65535;
 /// op.run<n>(row, column) for every n columns; blocks (x, y) stride over columns and rows.
 template <int n, class Op>
 __global__ void each_pack(Op op, int64_t rows, int64_t cols) {
+    begin_early();
     for (int64_t row = blockIdx.y; row < rows; row += gridDim.y) {
         for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i * n < cols; i += gridDim.x * blockDim.x)
             op.template run<n>(row, i * n);
@@ -71,6 +73,7 @@ void each(const Device& device, int64_t rows, int64_t cols, bool packed, const O
     shape.block = dim3(threads);
     shape.grid = dim3(static_cast<unsigned>((packs + threads - 1) / threads),
                       static_cast<unsigned>(rows < kMaxGridY ? rows : kMaxGridY));
+    shape.early = true;
     launch(device, packed ? &each_pack<pack, Op> : &each_pack<1, Op>, shape, op, rows, cols);
 }
 

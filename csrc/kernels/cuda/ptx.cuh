@@ -8,8 +8,21 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <nv/target>
 
 namespace slimrt::cuda {
+
+// A kernel that is launched `early` (device.h) begins while the one before it in the stream ends.
+
+/// Waits until that one has ended and what it wrote is there. Every thread calls it before it reads or writes
+/// what other kernels write or read, since who comes next relies on it too. At once before sm_90.
+__device__ inline void wait_for_previous() {
+    NV_IF_TARGET(NV_PROVIDES_SM_90, (asm volatile("griddepcontrol.wait;" :: : "memory");))
+}
+/// The next kernel's blocks may begin where there is room, as soon as all of this one's have come here.
+__device__ inline void let_next_begin() {
+    NV_IF_TARGET(NV_PROVIDES_SM_90, (asm volatile("griddepcontrol.launch_dependents;" :: : "memory");))
+}
 
 /// The block's dynamic shared memory; the only kind that kernels of clusters use.
 __device__ inline unsigned char* shared_memory() {
@@ -19,6 +32,12 @@ __device__ inline unsigned char* shared_memory() {
 
 __device__ inline uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+/// Of kernels that have nothing to do before their turn.
+__device__ inline void begin_early() {
+    wait_for_previous();
+    let_next_begin();
 }
 
 // Copies of 16 bytes from global to shared memory, in the background. Of a row that is not wanted zeros come.

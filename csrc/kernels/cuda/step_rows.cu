@@ -52,6 +52,7 @@ __device__ void store_head(const View& v, int64_t row, int head, uint32_t* share
 
 /// Blocks (head of one of the views, row).
 __global__ void __launch_bounds__(kMaxThreads) step_rows_kernel(const __grid_constant__ Views views) {
+    begin_early();
     __shared__ uint32_t shared[kWarp];
     int head = static_cast<int>(blockIdx.x), i = 0;
     while (head >= views.at[i].heads) head -= views.at[i++].heads;
@@ -100,7 +101,8 @@ void step_rows(const Device& device, std::span<const StepRows> all) {
                            views.at[i].stores_packs ? dim / kPack : dim});
     }
     const Shape shape{.grid = dim3(heads, static_cast<unsigned>(std::min<int64_t>(views.rows, kMaxGridY))),
-                      .block = dim3(threads_for(widest, kMaxThreads))};
+                      .block = dim3(threads_for(widest, kMaxThreads)),
+                      .early = true};
     launch(device, step_rows_kernel, shape, views);
 }
 

@@ -12,6 +12,10 @@
 
 namespace slimrt::cuda {
 
+inline void wait_for_previous() { cuda_host::wait_for_previous(); }
+inline void let_next_begin() {}
+inline void begin_early() { wait_for_previous(); }
+
 inline unsigned char* shared_memory() { return cuda_host::shared_memory(); }
 
 inline void copy16(void* shared, const void* global, bool wanted = true) {
