@@ -19,8 +19,6 @@ CudaBackend::CudaBackend(Device device, bool dry)
     const Current current(device_.id);
     check(cudaStreamCreateWithFlags(&device_.stream, cudaStreamNonBlocking), "making a stream");
     counts_ = small_.alloc(MemoryKind::scratch, sizeof(SparseCounts), "counts");
-    tickets_ = small_.alloc(MemoryKind::scratch, sizeof(unsigned), "tickets");
-    fusion_.set_tickets(reinterpret_cast<unsigned*>(tickets_.data.get()));
 }
 
 CudaBackend::~CudaBackend() {
@@ -111,8 +109,7 @@ void CudaBackend::linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor o
 }
 
 void CudaBackend::multiply(Tensor x, int n_heads, std::span<const Product> products) {
-    const Current real =
-        ordered();  // libraries too ask for the device when they are opened, so when planning
+    const Current real = ready();  // libraries too ask for the device when they are opened, so when planning
     std::byte* const workspace = workspace_of(linear_workspace(device_, x, n_heads, products));
     if (!real) return;
     if (n_heads == 1) return fusion_.linear(x, products, workspace);

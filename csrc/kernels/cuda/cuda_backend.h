@@ -103,7 +103,7 @@ class CudaBackend final : public Backend {
     Memory small_;  // sequences, tables and counts: some KiB that no plan counts
     Staging staging_;
     Fusion fusion_;
-    Buffer workspace_, counts_, tickets_;
+    Buffer workspace_, counts_;
     Places places_, loose_;
     std::map<std::string, Graph> graphs_;
     uint64_t n_played_ = 0;

@@ -32,20 +32,39 @@ void Fusion::drop() {
     active_ = false;
 }
 
+Around Fusion::Products::around() const {
+    Around around{.sum = sum};
+    if (normed) around.norm = &normed->norm, around.normed = normed->x;
+    return around;
+}
+
 void Fusion::start() {
     const auto late = std::exchange(late_, {});
+    if (const auto* const normed = std::get_if<Normed>(&late)) cuda::norm(device_, normed->x, normed->norm);
     if (const auto* const products = std::get_if<Products>(&late)) {
-        cuda::linear(device_, products->x, 1, products->all, products->workspace);
-        if (products->sum) cuda::add(device_, products->sum, products->all[0].out);
+        const auto& [x, all, workspace, normed, sum] = *products;
+        if ((normed || sum) && linear_around(device_, x, all, products->around())) return;
+        if (normed) cuda::norm(device_, normed->x, normed->norm);
+        cuda::linear(device_, x, 1, all, workspace);
+        if (sum) cuda::add(device_, sum, all[0].out);
     }
     if (const auto* const sum = std::get_if<Sum>(&late)) cuda::add(device_, sum->x, sum->y);
     if (const auto* const rows = std::get_if<Rows>(&late)) step_rows(device_, *rows);
 }
 
+/// Of what is being normed, perhaps: blocks that norm it for themselves see it as it was, so no product may
+/// be written there.
 void Fusion::linear(Tensor x, std::span<const Product> products, std::byte* workspace) {
+    const auto* const late = std::get_if<Normed>(&late_);
+    const auto beside = [&](const Product& p) { return !overlap(p.out, late->x); };
+    std::optional<Normed> normed;
+    if (late && same(late->norm.out, x) && std::ranges::all_of(products, beside)) {
+        normed = *late;
+        late_ = {};
+    }
     start();
     if (!active_) return cuda::linear(device_, x, 1, products, workspace);
-    late_ = Products{x, {products.begin(), products.end()}, workspace, {}};
+    late_ = Products{x, {products.begin(), products.end()}, workspace, std::move(normed), {}};
 }
 
 /// Two products one of which gates the other.
@@ -57,9 +76,14 @@ void Fusion::gate(Activation kind, Tensor gate, Tensor up) {
         };
         const auto of_gate = product_of(gate), of_up = product_of(up);
         if (all.size() == 2 && !products->sum && of_gate != all.end() && of_up != all.end() &&
-            of_gate != of_up && gated_linear(device_, kind, products->x, *of_gate, *of_up)) {
-            late_ = {};
-            return;
+            of_gate != of_up) {
+            const Product both[] = {*of_gate, *of_up};
+            Around around = products->around();
+            around.gate = &kind;
+            if (linear_around(device_, products->x, both, around)) {
+                late_ = {};
+                return;
+            }
         }
     }
     start();
@@ -71,7 +95,8 @@ void Fusion::add(Tensor x, Tensor y) {
     auto* const products = std::get_if<Products>(&late_);
     const bool row_by_row = x.rows == y.rows;  // else y is one row for all
     if (products && row_by_row && !products->sum && products->all.size() == 1 &&
-        same(products->all[0].out, y) && !overlap(products->x, x) && !overlap(y, x)) {
+        same(products->all[0].out, y) && !overlap(products->x, x) && !overlap(y, x) &&
+        !(products->normed && overlap(products->normed->x, x))) {
         products->sum = x;
         return;
     }
@@ -80,23 +105,26 @@ void Fusion::add(Tensor x, Tensor y) {
     late_ = Sum{x, y};
 }
 
-/// A sum that is normed at once.
+/// A sum that is normed at once, or rows that the products after them norm.
 void Fusion::norm(Tensor x, const Norm& norm) {
     if (const auto* const products = std::get_if<Products>(&late_); products && products->sum) {
-        const auto [from, all, workspace, sum] = *products;
+        const auto own = *products;
         late_ = {};
-        if (same(sum, x) && normed_linear(device_, from, all[0], sum, norm, tickets_)) return;
-        cuda::linear(device_, from, 1, all, workspace);
-        late_ = Sum{sum, all[0].out};
+        if (!linear_around(device_, own.x, own.all, own.around())) {
+            if (own.normed) cuda::norm(device_, own.normed->x, own.normed->norm);
+            cuda::linear(device_, own.x, 1, own.all, own.workspace);
+            late_ = Sum{own.sum, own.all[0].out};
+        }
     }
     const auto* const sum = std::get_if<Sum>(&late_);
-    if (!sum || !same(sum->x, x) || (overlap(sum->y, norm.out) && !same(sum->y, norm.out))) {
-        start();
-        return cuda::norm(device_, x, norm);
+    if (sum && same(sum->x, x) && (!overlap(sum->y, norm.out) || same(sum->y, norm.out))) {
+        const Tensor more = sum->y;
+        late_ = {};
+        return cuda::norm(device_, x, norm, more);
     }
-    const Tensor more = sum->y;
-    late_ = {};
-    cuda::norm(device_, x, norm, more);
+    start();
+    if (!active_ || overlap(x, norm.out)) return cuda::norm(device_, x, norm);
+    late_ = Normed{x, norm};
 }
 
 void Fusion::rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) {

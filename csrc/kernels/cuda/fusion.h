@@ -2,6 +2,7 @@
 // whatever it does, which for most of a layer's calls is all that they cost.
 #pragma once
 
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -16,8 +17,6 @@ class Fusion {
   public:
     explicit Fusion(const Device& device) : device_(device) {}
 
-    /// A number in device memory for kernels whose last block does more; 0.
-    void set_tickets(unsigned* tickets) { tickets_ = tickets; }
     void begin() { active_ = true; }
     void end();
     /// Forgets what was put off, after a failure.
@@ -33,11 +32,18 @@ class Fusion {
     void store(Tensor x, const Slots& slots);
 
   private:
+    struct Normed {
+        Tensor x;
+        Norm norm;
+    };
     struct Products {
         Tensor x;
         std::vector<Product> all;
         std::byte* workspace;
-        Tensor sum;  // sum += what the only one gives, if there is a sum
+        std::optional<Normed> normed;  // what becomes x first
+        Tensor sum;                    // sum += what the only one gives, if there is a sum
+
+        Around around() const;
     };
     struct Sum {
         Tensor x, y;
@@ -48,9 +54,8 @@ class Fusion {
     void put_off(StepRows rows);
 
     const Device& device_;
-    unsigned* tickets_ = nullptr;
     bool active_ = false;
-    std::variant<std::monostate, Products, Sum, Rows> late_;
+    std::variant<std::monostate, Normed, Products, Sum, Rows> late_;
 };
 
 }  // namespace slimrt::cuda

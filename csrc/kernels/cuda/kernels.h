@@ -62,12 +62,16 @@ bool native(DType dtype);
 size_t linear_workspace(const Device& device, Tensor x, int n_heads, std::span<const Product> products);
 void linear(const Device& device, Tensor x, int n_heads, std::span<const Product> products,
             std::byte* workspace);
-/// sum += x W^T, and sum normed by the last block, as one kernel; out of the product holds x W^T too.
-/// tickets: a number that is 0 whenever no kernel runs. Or false, and nothing is done.
-bool normed_linear(const Device& device, Tensor x, const Product& product, Tensor sum, const Norm& norm,
-                   unsigned* tickets);
-/// Both products, then Backend::gate() of their results, as one kernel; or false, and nothing is done.
-bool gated_linear(const Device& device, Activation kind, Tensor x, const Product& gate, const Product& up);
+/// What products of a few tokens may do beside, in the same kernels; memory then holds what single calls
+/// would have left there.
+struct Around {
+    const Norm* norm = nullptr;  // before: `normed` is, and x is norm.out
+    Tensor normed;
+    const Activation* gate = nullptr;  // after: of two products the first becomes gate(first) * second
+    Tensor sum;                        // after: sum += the only product, if there is a sum
+};
+/// Or false, and nothing is done.
+bool linear_around(const Device& device, Tensor x, std::span<const Product> products, const Around& around);
 
 // experts.cu: see Backend.
 void route(const Device& device, const Router& router, Tensor scores, Tensor bias, Tensor ids, Tensor shares);

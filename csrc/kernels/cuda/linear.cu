@@ -242,21 +242,18 @@ void linear(const Device& device, Tensor x, int n_heads, std::span<const Product
     }
 }
 
-bool gated_linear(const Device& device, Activation kind, Tensor x, const Product& gate, const Product& up) {
-    const DType dtype = gate.weight.dtype;
-    const bool alike = up.weight.dtype == dtype && up.weight.rows == gate.weight.rows;
-    if (!alike || dtype == DType::F32 || x.rows == 0 || x.rows > kFewTokens) return false;
-    const Product products[] = {gate, up};
-    return few_tokens(device, dtype, group(x, 1, products)[0].job, {.gate = &kind});
-}
-
-bool normed_linear(const Device& device, Tensor x, const Product& product, Tensor sum, const Norm& norm,
-                   unsigned* tickets) {
-    constexpr int64_t kMost = 2;  // rows that one block norms sooner than a kernel begins
-    const DType dtype = product.weight.dtype;
-    if (dtype == DType::F32 || x.rows == 0 || x.rows > kMost || !packs_norm(sum, norm)) return false;
-    const After after{.norm = &norm, .sum = sum, .tickets = tickets};
-    return few_tokens(device, dtype, group(x, 1, {&product, 1})[0].job, after);
+bool linear_around(const Device& device, Tensor x, std::span<const Product> products, const Around& around) {
+    const auto alike = [&](const Product& p) {
+        return p.weight.dtype == products[0].weight.dtype && p.weight.rows == products[0].weight.rows;
+    };
+    const auto f32 = [](const Product& p) { return p.weight.dtype == DType::F32; };
+    if (x.rows == 0 || x.rows > kFewTokens || std::ranges::any_of(products, f32)) return false;
+    if (around.norm && (x.rows > kNormedTokens || !packs_norm(around.normed, *around.norm))) return false;
+    if (around.gate && !std::ranges::all_of(products, alike)) return false;
+    bool started = true;  // the first one or all
+    for (const Group& g : group(x, 1, products))
+        started = started && few_tokens(device, g.dtype, g.job, around);
+    return started;
 }
 
 void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int64_t step,

@@ -53,9 +53,22 @@ __device__ inline uint2 looked_up(uint32_t bytes, bool high) {
     return codes_of_bytes(__byte_perm(first, last, high ? 0x7531 : 0x6420), less(128));
 }
 
+// Codes of few tokens may be smaller: an integer's bits are an f16 too, 2^-24 of it, which needs no addition.
+
+/// Bytes 0, 2 and 1, 3 as 2^-24 times what they are.
+__device__ inline uint2 small_of_bytes(uint32_t bytes) {
+    return {__byte_perm(bytes, 0, 0x4240), __byte_perm(bytes, 0, 0x4341)};
+}
+/// Low nibbles as 2^-24 times what they are, high ones as 2^-20 times.
+__device__ inline uint2 small_of_nibbles(uint32_t bytes, bool high) {
+    const uint32_t mask = high ? 0x00f000f0 : 0x000f000f;
+    return {bytes & mask, bytes >> 8 & mask};
+}
+
 /// What the types share; a block's bytes say at which multiples rows and blocks begin. codes(): of four lanes
 /// `member`. scales(): one for each 32 or 16 elements. minima(), of kMins: as many, as f16; what is returned
-/// times them is subtracted. kLargest: of magnitudes of codes; kLargestMinimum: of minima(), 0 if any number.
+/// times them is subtracted. small_codes(): codes by small_scale(group). kLargest: of magnitudes of codes;
+/// kLargestMinimum: of minima(), 0 if any number.
 template <int block, int bytes>
 struct CodedWeight {
     static constexpr int kChunk = 256, kChunkBytes = 256 / block * bytes;
@@ -162,15 +175,25 @@ struct Q4_KWeight : SixBits<144> {
         const unsigned char* const p = row + 16 + group / 2 * 32 + 16 * s + 4 * member;
         return codes_of_nibbles(word(p), group % 2 == 1, less(0), 0xd400d400);
     }
+    static __device__ uint2 small_codes(const unsigned char* row, int group, int s, int member) {
+        return small_of_nibbles(word(row + 16 + group / 2 * 32 + 16 * s + 4 * member), group % 2 == 1);
+    }
+    static constexpr __device__ float small_scale(int group) { return group % 2 ? 0x1p20f : 0x1p24f; }
 };
 struct Q5_KWeight : SixBits<176> {
     static constexpr float kLargest = 31;
-    static __device__ uint2 codes(const unsigned char* row, int group, int s, int member) {
+    static __device__ uint32_t bytes(const unsigned char* row, int group, int s, int member) {
         const int at = 16 * s + 4 * member;
         const uint32_t fifth = word(row + 16 + at) >> group & 0x01010101;
-        const uint32_t low = nibbles(word(row + 48 + group / 2 * 32 + at), group % 2);
-        return codes_of_bytes(low | fifth << 4, less(0));
+        return nibbles(word(row + 48 + group / 2 * 32 + at), group % 2) | fifth << 4;
     }
+    static __device__ uint2 codes(const unsigned char* row, int group, int s, int member) {
+        return codes_of_bytes(bytes(row, group, s, member), less(0));
+    }
+    static __device__ uint2 small_codes(const unsigned char* row, int group, int s, int member) {
+        return small_of_bytes(bytes(row, group, s, member));
+    }
+    static constexpr __device__ float small_scale(int) { return 0x1p24f; }
 };
 
 /// Two bits of each four elements, as Q2_K, Q3_K and TQ2_0 have them.

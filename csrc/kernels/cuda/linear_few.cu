@@ -1,310 +1,177 @@
 // Products of up to eight tokens: as fast as the weights' bytes arrive, and nearly as exact as float32.
 //
-// A block takes 16 rows of the weight (32 where many are quantised) and its eight chains of sums take turns
-// at the chunks of k, each alone, a warp's or, where shared memory has no room for eight, two of a warp's: it
-// copies the bytes of its chunk to shared memory, meanwhile splits x in a high and a low 16-bit part (f16: 22
-// bits of a float, after a power of two per token and chunk; bf16: 16 bits), and multiplies rows by tokens
-// with mma, whose cost does not depend on how many of the eight columns are tokens. Codes are exact in f16;
-// scales multiply the f32 sums of their groups. In the end the chains are added in order. A warp does not
-// copy ahead: the 24 warps of a multiprocessor have enough on the way among them (24 KB on each of 132
-// multiprocessors hold 4.3 TB/s up).
+// As many blocks as run at once go through the rows of the weight, 16 at a time (32 where there are more than
+// four tokens). Eight chains of sums take turns at the chunks of k, each alone, a warp's or, where shared
+// memory has no room for eight, two of a warp's. A warp multiplies a chunk while the next one's bytes are
+// copied to shared memory, and the first ones are copied before the kernel before has ended: weights wait for
+// nobody. x is a high and a low 16-bit part (f16: 22 bits of a float, after a power of two per token and
+// chunk; bf16: 16 bits), split once for all rows where there is room. mma multiplies rows by parts of tokens.
+// Codes are exact in f16; scales multiply the f32 sums of their groups. In the end the chains are added in
+// order.
 //
 // The order of a sum depends on k and the weight's type alone, so a token's result does not depend on the
 // other tokens or products. Of a gate and what it gates a block takes the same rows of both, half as many of
-// each, and multiplies them in the end. What is added to rows that are then normed is so by the last block.
+// each, and multiplies them in the end. A norm of x is every block's own work.
 #include <algorithm>
 
 #include "kernels/cuda/activations.cuh"
-#include "kernels/cuda/linear_weights.cuh"
-#include "kernels/cuda/norm.cuh"
+#include "kernels/cuda/linear_few_chunk.cuh"
 
 namespace slimrt::cuda {
 
 namespace {
 
 constexpr int kChains = 8;
-constexpr int kTop = 9;  // exponent that the largest magnitude gets: sums of 32 fit f16 then
+template <int kColumns>
+constexpr int kAtOnce = kColumns == 1 ? 3 : 2;  // blocks of eight warps that a processor has registers for
 
-/// Bytes: high parts, low parts, sums of groups; 32 or 96 more than a multiple of 128, so that reads of eight
-/// tokens meet all banks.
-template <class W>
-constexpr int kTokenSpace = 4 * W::kChunk + (W::kMins && W::kScales > 8 ? 96 : 32);
-
-/// The rows of the weight that a block takes; of a gate, part 0, and what it gates, part 1, half of each.
-template <class W, int kRows, bool kGated>
-struct BlockRows {
-    static constexpr int kEach = kGated ? kRows / 2 : kRows;
-    Tile tile;
-
-    __device__ BlockRows(const Job& job, int block)
-        : tile(kGated ? Tile{0, 0, block * kEach} : tile_at(job, block, kRows)) {}
-    __device__ Tile gated() const { return {1, 0, tile.row}; }
-
-    __device__ void stage(unsigned char* to, const Job& job, size_t offset, size_t row_bytes,
-                          int lane) const {
-        stage_rows<W>(to, job, tile, kEach, offset, row_bytes, lane, kWarp);
-        if constexpr (kGated)
-            stage_rows<W>(to + kEach * kRowSpace<W>, job, gated(), kEach, offset, row_bytes, lane, kWarp);
-    }
-    __device__ const unsigned char* staged(const unsigned char* from, const Job& job, int i,
-                                           size_t offset) const {
-        if (kGated && i >= kEach)
-            return staged_row<W>(from + kEach * kRowSpace<W>, job, gated(), i - kEach, offset);
-        return staged_row<W>(from, job, tile, i, offset);
-    }
-};
-
-/// A warp's shared memory, in bytes from its beginning.
-template <class W, int kTiles>
-struct Layout {
-    static constexpr int kRows = 16 * kTiles;
-    static constexpr int kScaleAt = kRows * kRowSpace<W>;                // [kScales, kRows]
-    static constexpr int kMinimaAt = kScaleAt + 4 * W::kScales * kRows;  // [kRows, kScales f16]
-    static constexpr int kFactorAt = kMinimaAt + (W::kMins ? 2 * W::kScales * kRows : 0);
-    static constexpr int kInverseAt = kFactorAt + (W::kMins ? 4 * kRows : 0);
-    static constexpr int kTokensAt = kInverseAt + 4 * kFewTokens;
-    __host__ __device__ static constexpr int bytes(int tokens) { return kTokensAt + tokens * kTokenSpace<W>; }
-};
-
-/// Adds both numbers up over each `lanes` lanes; the sum of a is in their lower half, that of b in the upper.
-template <int lanes>
-__device__ float sum_of_lanes(float a, float b, int lane) {
-    const bool upper = lane & lanes / 2;
-    float sum = (upper ? b : a) + __shfl_xor_sync(0xffffffff, upper ? a : b, lanes / 2);
-#pragma unroll
-    for (int bits = lanes / 4; bits; bits /= 2) sum += __shfl_xor_sync(0xffffffff, sum, bits);
-    return sum;
-}
-
-/// Four numbers as two words in the order in which codes come.
-template <class W>
-__device__ uint2 pack(const float (&v)[4]) {
-    if constexpr (W::kBrain)
-        return {pair_bf16(v[0], v[1]), pair_bf16(v[2], v[3])};
-    else if constexpr (W::kScales == 0)
-        return {pair_f16(v[0], v[1]), pair_f16(v[2], v[3])};
-    else
-        return {pair_f16(v[0], v[2]), pair_f16(v[1], v[3])};
-}
-template <class W>
-__device__ float unpack(uint2 words, int i) {
-    if constexpr (W::kScales == 0) {
-        const uint16_t bits = uint16_t((i / 2 ? words.y : words.x) >> i % 2 * 16);
-        return W::kBrain ? from_bf16(bits) : from_f16(bits);
-    } else {
-        return from_f16(uint16_t((i % 2 ? words.y : words.x) >> i / 2 * 16));
-    }
-}
-
-/// Writes k elements of a token as two parts, zeros beyond, and for minima the sums of their groups, in two
-/// parts too. Returns the inverse of the power of two they are multiplied by.
-template <class W>
-__device__ float split_floats(unsigned char* to, const float* from, int k, int lane) {
-    constexpr int kEach = W::kChunk / (4 * kWarp);  // times four of the lane's
-    float v[kEach][4];
-    const int at = 4 * lane;
-    if (k == W::kChunk && reinterpret_cast<uintptr_t>(from) % kPiece == 0) {
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-            const float4 four = reinterpret_cast<const float4*>(from)[lane + i * kWarp];
-            v[i][0] = four.x, v[i][1] = four.y, v[i][2] = four.z, v[i][3] = four.w;
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < 4 * kEach; ++i) {
-            const int index = at + i / 4 * 4 * kWarp + i % 4;
-            v[i / 4][i % 4] = index < k ? from[index] : 0.0f;
-        }
-    }
-    uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < 4 * kEach; ++i) largest = max(largest, __float_as_uint(v[i / 4][i % 4]) & 0x7fffffff);
-    largest = largest_in_warp(largest);
-    const bool finite = largest < 0x7f800000;  // else no low parts: infinity less itself
-    const int shift = min(kTop - exponent_of(largest), 126);
-    const float factor = power_of_2(shift);
-    uint2* const words = reinterpret_cast<uint2*>(to) + lane;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-        for (float& x : v[i]) x *= factor;
-        const uint2 high = pack<W>(v[i]);
-        float low[4];
-        for (int j = 0; j < 4; ++j) low[j] = finite ? v[i][j] - unpack<W>(high, j) : 0.0f;
-        words[i * kWarp] = high;
-        words[W::kChunk / 4 + i * kWarp] = pack<W>(low);
-    }
-    if constexpr (W::kMins) {
-        const auto four = [&](int i) { return (v[i][0] + v[i][1]) + (v[i][2] + v[i][3]); };
-        constexpr int kLanes = W::kChunk / W::kScales / 4, kHalf = kLanes / 2;  // of a group
-        const float sum = sum_of_lanes<kLanes>(four(0), four(1), lane);
-        uint16_t* const out = reinterpret_cast<uint16_t*>(to + 4 * W::kChunk) +
-                              lane / kHalf % 2 * W::kScales / 2 + lane / kLanes;
-        const uint16_t high = to_f16(sum);
-        if (lane % kHalf == 0) {
-            out[0] = high;
-            out[W::kScales] = to_f16(finite ? sum - from_f16(high) : 0.0f);
-        }
-    }
-    return power_of_2(-shift);
-}
-
-/// The scales and minima of a staged row.
-template <class W, int kTiles>
-__device__ void unpack_scales(unsigned char* own, const unsigned char* row, int index) {
-    using L = Layout<W, kTiles>;
-    float scale[W::kScales];
-    W::scales(row, scale);
-#pragma unroll
-    for (int i = 0; i < W::kScales; ++i)
-        reinterpret_cast<float*>(own + L::kScaleAt)[i * L::kRows + index] = scale[i];
-    if constexpr (W::kMins) {
-        constexpr int kWords = W::kScales / 2;
-        uint32_t codes[kWords];
-        reinterpret_cast<float*>(own + L::kFactorAt)[index] = W::minima(row, codes);
-        uint4* const out = reinterpret_cast<uint4*>(own + L::kMinimaAt) + index * kWords / 4;
-#pragma unroll
-        for (int i = 0; i < kWords; i += 4) out[i / 4] = {codes[i], codes[i + 1], codes[i + 2], codes[i + 3]};
-    }
-}
-
-template <class W>
-__device__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint2 b) {
-    if constexpr (W::kBrain)
-        multiply_add_bf16(d, a, b.x, b.y);
-    else
-        multiply_add_f16(d, a, b.x, b.y);
-}
-
-/// What one lane has of a warp's tiles: rows group, group + 8 (+ 16 ...) by tokens 2 * member, + 1.
-template <int kTiles>
-using Sums = float[kTiles][4];
-
-/// A chunk of rows times its tokens, without the tokens' powers of two.
-template <class W, int kTiles>
-struct Chunk {
-    using L = Layout<W, kTiles>;
-    const unsigned char* rows[2 * kTiles];  // group, group + 8, group + 16, ...
-    const unsigned char* own;               // the warp's memory
-    const unsigned char* token;             // of the lane's column; beyond the last the last once more
-    int group, member;
-
-    /// Elements `at` ... of a token's high parts.
-    __device__ uint2 part_of_x(int at) const { return *reinterpret_cast<const uint2*>(token + 2 * at); }
-
-    /// sums += factors * d, of rows group and group + 8 of a tile.
-    __device__ void fold(float (&sums)[4], const float (&d)[4], const float* factors, int tile) const {
-        const float upper = factors[16 * tile + group], lower = factors[16 * tile + group + 8];
-        sums[0] = fmaf(upper, d[0], sums[0]);
-        sums[1] = fmaf(upper, d[1], sums[1]);
-        sums[2] = fmaf(lower, d[2], sums[2]);
-        sums[3] = fmaf(lower, d[3], sums[3]);
-    }
-    __device__ const float* scales(int i) const {
-        return reinterpret_cast<const float*>(own + L::kScaleAt) + i * L::kRows;
-    }
-
-    /// The minima's share: codes of groups times the sums of x, of eight groups high parts and low parts side
-    /// by side, of sixteen one after the other.
-    __device__ void fold_minima(Sums<kTiles>& sums) const {
-        constexpr int kWords = W::kScales / 2, kNext = kWords - 4;
-        const uint32_t* const codes = reinterpret_cast<const uint32_t*>(own + L::kMinimaAt) + member;
-        const float* const factors = reinterpret_cast<const float*>(own + L::kFactorAt);
-        const uint32_t* const x = reinterpret_cast<const uint32_t*>(token + 4 * W::kChunk) + member;
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-            const uint32_t* const upper = codes + (16 * t + group) * kWords;
-            const uint32_t* const lower = upper + 8 * kWords;
-            const uint32_t a[4] = {upper[0], lower[0], upper[kNext], lower[kNext]};
-            float d[4];
-            multiply_f16(d, a, x[0], x[4]);
-            if constexpr (kNext > 0) multiply_add_f16(d, a, x[kWords], x[kWords + 4]);
-            for (float& sum : d) sum = -sum;
-            fold(sums[t], d, factors, t);
-        }
-    }
-
-    __device__ void multiply(Sums<kTiles>& sums, int groups) const {
-        constexpr bool kHalves = W::kScales * 16 == W::kChunk;  // a scale for each 16 elements
-#pragma unroll 2
-        for (int g = 0; g < groups; ++g) {
-            uint2 high[2], low[2];
-#pragma unroll
-            for (int s = 0; s < 2; ++s) {
-                const int at = g * kGroup + 16 * s + 4 * member;
-                high[s] = part_of_x(at);
-                low[s] = part_of_x(W::kChunk + at);
-            }
-#pragma unroll
-            for (int t = 0; t < kTiles; ++t) {
-                float d[4];
-#pragma unroll
-                for (int s = 0; s < 2; ++s) {
-                    const uint2 u = W::codes(rows[2 * t], g, s, member);
-                    const uint2 l = W::codes(rows[2 * t + 1], g, s, member);
-                    const uint32_t a[4] = {u.x, l.x, u.y, l.y};
-                    float(&to)[4] = W::kScales ? d : sums[t];
-                    if (W::kScales > 0 && (kHalves || s == 0))
-                        multiply_f16(to, a, high[s].x, high[s].y);
-                    else
-                        multiply_add<W>(to, a, high[s]);
-                    multiply_add<W>(to, a, low[s]);
-                    if constexpr (kHalves) fold(sums[t], d, scales(2 * g + s), t);
-                }
-                if constexpr (W::kScales && !kHalves) fold(sums[t], d, scales(g), t);
-            }
-        }
-        if constexpr (W::kMins) fold_minima(sums);
-    }
-};
-
-/// After as the kernel sees it.
-struct Ending {
+/// Around as the kernel sees it.
+struct AroundView {
     Activation gate{};
     NormView norm;
-    Matrix sum;
-    unsigned* tickets;  // none: nothing is normed
+    Matrix normed, sum;  // what is normed, and what is added to, if there are any
 
-    explicit Ending(const After& after)
-        : gate(after.gate ? *after.gate : Activation{}),
-          norm(after.norm ? *after.norm : slimrt::cuda::Norm{}),
-          sum(after.sum),
-          tickets(after.tickets) {}
+    explicit AroundView(const Around& around)
+        : gate(around.gate ? *around.gate : Activation{}),
+          norm(around.norm ? NormView(*around.norm) : NormView()),
+          normed(around.normed),
+          sum(around.sum) {}
 };
 
-/// The last block that comes here knows that all others have written, and norms.
-__device__ void norm_last(const Job& job, const Ending& ending) {
-    __shared__ bool last;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicInc(ending.tickets, gridDim.x - 1) == gridDim.x - 1;  // which leaves 0
-        __threadfence();
+/// The chunks of a tile in the order in which a warp takes them, its first chain's and then its other's.
+template <int kWarps>
+struct Turns {
+    int warp, chunks;  // chunks: of k
+
+    __device__ int of_chain(int c) const { return (chunks + kChains - 1 - (warp + c * kWarps)) / kChains; }
+    __device__ int all() const {
+        int sum = 0;
+        for (int c = 0; c < kChains / kWarps; ++c) sum += of_chain(c);
+        return sum;
+    }
+    __device__ int chunk(int turn) const {
+        const int first = of_chain(0);
+        return turn < first ? warp + turn * kChains : warp + kWarps + (turn - first) * kChains;
+    }
+};
+
+/// Copies the rows of a warp's chunks, turn after turn and tile after tile, each to the next of its stages.
+template <class W, class L, int kWarps, bool kGated>
+struct Stager {
+    const Job& job;
+    size_t row_bytes;
+    const Turns<kWarps>& turns;
+    unsigned char* own;
+    int n_tiles, stages, all;
+    int tile = int(blockIdx.x), turn = 0, stage = 0;
+    BlockRows<W, L::kRows, kGated> rows{job, tile};
+
+    __device__ void next() {
+        if (tile < n_tiles && all > 0) {
+            rows.start(own + L::kStagesAt + stage * L::kStage, size_t(turns.chunk(turn)) * W::kChunkBytes,
+                       row_bytes, threadIdx.x % kWarp);
+            if (++stage == stages) stage = 0;
+            if (++turn == all) {
+                turn = 0, tile += gridDim.x;
+                if (tile < n_tiles) rows = BlockRows<W, L::kRows, kGated>(job, tile);
+            }
+        }
+        commit_copies();
+    }
+};
+
+/// All threads: what tokens are normed by; the first block also writes what comes of it.
+__device__ void find_norms(const Job& job, const AroundView& around, RowScale (&by)[kNormedTokens]) {
+    for (int t = 0; t < job.tokens; ++t) {
+        const float* const row = around.normed.row(t);
+        const RowScale scale = row_scale<kPack>(around.norm, row, job.k);
+        if (threadIdx.x == 0) by[t] = scale;
+        for (int i = threadIdx.x * kPack; blockIdx.x == 0 && i < job.k; i += blockDim.x * kPack)
+            store_pack(around.norm.out.row(t) + i,
+                       normed<kPack>(around.norm, scale, load_pack<kPack>(row + i), i));
     }
     __syncthreads();
-    if (!last) return;
-    for (int token = 0; token < job.tokens; ++token)
-        norm_row<kPack>(ending.norm, ending.sum, job.parts[0].rows, token);
 }
 
-/// Adds the chains in order, and the bias, and writes out.
-template <class W, int kTiles, int kWarps, bool kGated>
-__device__ void finish(const Job& job, const BlockRows<W, 16 * kTiles, kGated>& rows,
-                       const Sums<kTiles> (&sums)[kChains / kWarps], const Ending& ending) {
-    constexpr int kRows = 16 * kTiles, kEach = BlockRows<W, kRows, kGated>::kEach;
-    const int warp = threadIdx.x / kWarp, group = threadIdx.x % kWarp / 4, member = threadIdx.x % 4;
-    float* const all = reinterpret_cast<float*>(shared_memory());  // [chain, token, row]
-    __syncthreads();
+/// Chunks of a warp's tokens.
+template <class W>
+struct Splitter {
+    const Job& job;
+    const AroundView& around;
+    const RowScale* by;
+    int lane;
+
+    __device__ void load(TokenChunk<W>& x, int head, int token, int chunk) const {
+        const int first = chunk * W::kChunk, k = max(0, min(job.k - first, W::kChunk));
+        const TokenRow row = around.normed.data ? TokenRow{around.normed.row(token), &around.norm, by[token]}
+                                                : TokenRow{x_row(job, head, token), nullptr, {}};
+        x.load(row, first, k, lane);
+    }
+    __device__ void one(unsigned char* to, int head, int chunk) const {
+        for (int t = 0; t < job.tokens; ++t) {
+            TokenChunk<W> x;
+            load(x, head, t, chunk);
+            x.split(to + t * TokenSpace<W>::kBytes, lane);
+        }
+    }
+    /// Of all turns, whose loads are under way two at a time.
+    template <int kWarps>
+    __device__ void all(unsigned char* to, const Turns<kWarps>& turns) const {
+        const int space = job.tokens * TokenSpace<W>::kBytes;
+        for (int t = 0; t < job.tokens; ++t, to += TokenSpace<W>::kBytes) {
+            for (int turn = 0; turn < turns.all(); turn += 2) {
+                TokenChunk<W> x[2];
+                for (int i = 0; i < 2; ++i) load(x[i], 0, t, turns.chunk(turn + i));
+                x[0].split(to + turn * space, lane);
+                if (turn + 1 < turns.all()) x[1].split(to + (turn + 1) * space, lane);
+            }
+        }
+    }
+};
+
+/// sums += a staged chunk times its tokens.
+template <class W, class L, int kTiles, int kColumns, class Rows>
+__device__ void add_chunk(const Job& job, const Rows& rows, unsigned char* own, const unsigned char* staged,
+                          const unsigned char* tokens, int chunk, Sums<kTiles, kColumns>& sums) {
+    const int lane = threadIdx.x % kWarp, group = lane / 4, member = lane % 4;
+    const size_t offset = size_t(chunk) * W::kChunkBytes;
+    if constexpr (W::kScales > 0) {
+        if (lane < L::kRows) unpack_scales<W, L>(own, rows.staged(staged, lane, offset), lane);
+        __syncwarp();
+    }
+    Chunk<W, kTiles, kColumns> own_chunk{{}, own, {}, group, member};
 #pragma unroll
-    for (int c = 0; c < kChains / kWarps; ++c) {
-        for (int i = 0; i < 4 * kTiles; ++i) {
-            const int token = 2 * member + i % 2, row = i / 4 * 16 + group + i % 4 / 2 * 8;
-            all[((warp + c * kWarps) * kFewTokens + token) * kRows + row] = sums[c][i / 4][i % 4];
+    for (int i = 0; i < 2 * kTiles; ++i) own_chunk.rows[i] = rows.staged(staged, group + 8 * i, offset);
+    const auto space = [&](int token) { return tokens + min(token, job.tokens - 1) * TokenSpace<W>::kBytes; };
+    for (int c = 0; c < kColumns; ++c) own_chunk.tokens[c] = space(group / 2 + 4 * c);
+    Sums<kTiles, kColumns> of_chunk{};
+    own_chunk.multiply(of_chunk, divide_up(min(job.k - chunk * W::kChunk, W::kChunk), kGroup));
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+        const float back = *reinterpret_cast<const float*>(space(member + 4 * c) + TokenSpace<W>::kInverse);
+        for (int t = 0; t < kTiles; ++t)
+            for (int i = 0; i < 2; ++i) sums[t][c][i] = fmaf(of_chunk[t][c][i], back, sums[t][c][i]);
+    }
+}
+
+/// Adds the chains in order, and the bias, and writes out. all: [chain, token, row].
+template <class W, int kTiles, int kColumns, int kWarps, bool kGated>
+__device__ void finish(const Job& job, const BlockRows<W, 16 * kTiles, kGated>& rows,
+                       const Sums<kTiles, kColumns> (&sums)[kChains / kWarps], const AroundView& around,
+                       float* all) {
+    constexpr int kRows = 16 * kTiles, kEach = BlockRows<W, kRows, kGated>::kEach, kTokens = 4 * kColumns;
+    const int warp = threadIdx.x / kWarp, group = threadIdx.x % kWarp / 4, member = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < kChains / kWarps; ++n) {
+        for (int i = 0; i < 2 * kTiles * kColumns; ++i) {
+            const int t = i / (2 * kColumns), c = i / 2 % kColumns, row = 16 * t + group + i % 2 * 8;
+            all[((warp + n * kWarps) * kTokens + member + 4 * c) * kRows + row] = sums[n][t][c][i % 2];
         }
     }
     __syncthreads();
     const auto result = [&](const Tile& tile, int token, int i, int row) {
         float sum = 0;
-        for (int c = 0; c < kChains; ++c) sum += all[(c * kFewTokens + token) * kRows + i];
+        for (int c = 0; c < kChains; ++c) sum += all[(c * kTokens + token) * kRows + i];
         return sum + bias_at(job, tile, row);
     };
     for (int i = threadIdx.x; i < job.tokens * kEach; i += kWarps * kWarp) {
@@ -314,101 +181,115 @@ __device__ void finish(const Job& job, const BlockRows<W, 16 * kTiles, kGated>& 
         if constexpr (kGated) {
             const float up = result(rows.gated(), token, kEach + at, row);
             out_at(job, rows.gated(), token, row) = up;
-            out = activated(ending.gate, result(rows.tile, token, at, row)) * gated(ending.gate, up);
+            out = activated(around.gate, result(rows.tile, token, at, row)) * gated(around.gate, up);
         } else {
             out = result(rows.tile, token, at, row);
-            if (ending.tickets) ending.sum.row(token)[row] += out;
+            if (around.sum.data) around.sum.row(token)[row] += out;
         }
-    }
-    if (!kGated && ending.tickets) norm_last(job, ending);
-}
-
-/// One chain's sums: chunks chain, chain + kChains ...
-template <class W, int kTiles, class Rows>
-__device__ void add_chain(const Job& job, const Rows& rows, size_t row_bytes, int chain, unsigned char* own,
-                          Sums<kTiles>& sums) {
-    using L = Layout<W, kTiles>;
-    const int lane = threadIdx.x % kWarp, group = lane / 4, member = lane % 4;
-    float* const inverse = reinterpret_cast<float*>(own + L::kInverseAt);
-    for (int first = chain * W::kChunk; first < job.k; first += kChains * W::kChunk) {
-        const size_t offset = size_t(first / W::kChunk) * W::kChunkBytes;
-        const int k = min(job.k - first, W::kChunk);
-        rows.stage(own, job, offset, row_bytes, lane);
-        commit_copies();
-        for (int t = 0; t < job.tokens; ++t) {
-            const float back = split_floats<W>(own + L::kTokensAt + t * kTokenSpace<W>,
-                                               x_row(job, rows.tile.head, t) + first, k, lane);
-            if (lane == 0) inverse[t] = back;
-        }
-        wait_copies<0>();
-        __syncwarp();
-        if constexpr (W::kScales > 0) {
-            if (lane < L::kRows) unpack_scales<W, kTiles>(own, rows.staged(own, job, lane, offset), lane);
-            __syncwarp();
-        }
-        const int token = min(group, job.tokens - 1);
-        Chunk<W, kTiles> chunk{{}, own, own + L::kTokensAt + token * kTokenSpace<W>, group, member};
-#pragma unroll
-        for (int i = 0; i < 2 * kTiles; ++i) chunk.rows[i] = rows.staged(own, job, group + 8 * i, offset);
-        Sums<kTiles> of_chunk{};
-        chunk.multiply(of_chunk, divide_up(k, kGroup));
-        const float back[2] = {inverse[min(2 * member, job.tokens - 1)],
-                               inverse[min(2 * member + 1, job.tokens - 1)]};
-#pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-            for (int i = 0; i < 4; ++i) sums[t][i] = fmaf(of_chunk[t][i], back[i % 2], sums[t][i]);
-        }
-        __syncwarp();
     }
 }
 
-template <class W, int kTiles, int kWarps, bool kGated>
-__global__ void __launch_bounds__(kWarps* kWarp, 3 * kChains / kWarps)
-    few_kernel(const __grid_constant__ Job job, size_t row_bytes, const __grid_constant__ Ending ending) {
-    using L = Layout<W, kTiles>;
-    const int warp = threadIdx.x / kWarp;
-    const BlockRows<W, L::kRows, kGated> rows(job, blockIdx.x);
-    unsigned char* const own = shared_memory() + warp * L::bytes(job.tokens);
-    Sums<kTiles> sums[kChains / kWarps]{};
+template <class W, int kTiles, int kColumns, int kWarps, bool kGated>
+__global__ void __launch_bounds__(kWarps* kWarp, kAtOnce<kColumns>* kChains / kWarps)
+    few_kernel(const __grid_constant__ Job job, size_t row_bytes, const __grid_constant__ AroundView around,
+               int n_tiles, Room room) {
+    using L = Layout<W, kTiles, kColumns>;
+    constexpr int kAll = kChains * L::kTokens * L::kRows;
+    __shared__ RowScale by[kNormedTokens];
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    const int bytes = room.bytes<W, L>(job.tokens), x_bytes = job.tokens * TokenSpace<W>::kBytes;
+    unsigned char* const own = shared_memory() + warp * bytes;
+    unsigned char* const tokens = own + room.tokens_at<W, L>();
+    float* const all = reinterpret_cast<float*>(shared_memory() + kWarps * bytes);
+    const Turns<kWarps> turns{warp, divide_up(job.k, W::kChunk)};
+    if (job.experts) wait_for_previous();  // which says whose weights
+    Stager<W, L, kWarps, kGated> stager{job, row_bytes, turns, own, n_tiles, room.stages, turns.all()};
+    for (int i = 0; i < room.stages; ++i) stager.next();
+    if (!job.experts) wait_for_previous();
+    let_next_begin();
+    if (around.normed.data) find_norms(job, around, by);
+    const Splitter<W> split{job, around, by, lane};
+    if (room.kept) split.all(tokens, turns);
+
+    int stage = 0, half = 0;
+    for (int tile = blockIdx.x; tile < n_tiles; tile += gridDim.x, half ^= 1) {
+        const BlockRows<W, L::kRows, kGated> rows(job, tile);
+        Sums<kTiles, kColumns> sums[kChains / kWarps]{};
+        int turn = 0;
 #pragma unroll
-    for (int c = 0; c < kChains / kWarps; ++c)
-        add_chain<W, kTiles>(job, rows, row_bytes, warp + c * kWarps, own, sums[c]);
-    finish<W, kTiles, kWarps>(job, rows, sums, ending);
+        for (int c = 0; c < kChains / kWarps; ++c) {
+            for (int i = turns.of_chain(c); i > 0; --i, ++turn) {
+                const int chunk = turns.chunk(turn);
+                unsigned char* const x = tokens + (room.kept ? turn * x_bytes : 0);
+                if (!room.kept) split.one(x, rows.tile.head, chunk);
+                room.stages == 1 ? wait_copies<0>() : wait_copies<1>();
+                __syncwarp();
+                add_chunk<W, L>(job, rows, own, own + L::kStagesAt + stage * L::kStage, x, chunk, sums[c]);
+                __syncwarp();
+                stager.next();
+                if (++stage == room.stages) stage = 0;
+            }
+        }
+        // Those who are still at the tile before last have not come to the last tile's __syncthreads().
+        finish<W, kTiles, kColumns, kWarps>(job, rows, sums, around, all + half * kAll);
+    }
+}
+
+/// Of a block: its warps' memory, and sums of chains, of two tiles since one may be read yet.
+template <class W, int kTiles, int kColumns, int kWarps>
+constexpr size_t block_bytes(int tokens, Room room) {
+    using L = Layout<W, kTiles, kColumns>;
+    return size_t(kWarps) * room.bytes<W, L>(tokens) + 2 * 4 * kChains * L::kTokens * L::kRows;
 }
 
 /// Whether it was started: where shared memory has room for all tokens, and a block all threads of a norm.
-template <class W, int kTiles, int kWarps>
-bool start(const Device& device, const Job& job, const After& after) {
-    using L = Layout<W, kTiles>;
-    constexpr size_t kFinish = size_t(4) * kChains * kFewTokens * L::kRows;
-    const size_t bytes = std::max(kFinish, size_t(kWarps) * L::bytes(job.tokens));
-    if (bytes > device.shared_bytes || (after.norm && kWarps * kWarp < kThreads)) return false;
-    const int tiles = after.gate ? divide_up(job.parts[0].rows, L::kRows / 2) : tiles_of(job, L::kRows);
-    launch(device, after.gate ? &few_kernel<W, kTiles, kWarps, true> : &few_kernel<W, kTiles, kWarps, false>,
-           {.grid = dim3(tiles), .block = dim3(kWarps * kWarp), .shared_bytes = bytes}, job,
-           W::row_bytes(job.k), Ending(after));
+template <class W, int kTiles, int kColumns, int kWarps>
+bool start(const Device& device, const Job& job, const Around& around) {
+    using L = Layout<W, kTiles, kColumns>;
+    constexpr size_t kReserved = 1 << 10;  // of a processor's shared memory, by each block
+    constexpr int kMost = kAtOnce<kColumns> * kChains / kWarps, kWanted = 2;
+    const auto bytes = [&](Room room) { return block_bytes<W, kTiles, kColumns, kWarps>(job.tokens, room); };
+    const auto at_once = [&](Room room) {
+        return std::min(int((device.shared_bytes + kReserved) / (bytes(room) + kReserved)), kMost);
+    };
+    const bool norms = kWarps * kWarp >= int(kThreads) && job.tokens <= kNormedTokens;
+    Room room{1, 0};
+    if (job.tokens > L::kTokens || bytes(room) > device.shared_bytes || (around.norm && !norms)) return false;
+    const int enough = std::min(at_once(room), kWanted);
+    const int turns = kChains / kWarps * divide_up(divide_up(job.k, W::kChunk), kChains);
+    if (at_once({2, 0}) >= enough) room.stages = 2;
+    if (job.heads == 1 && at_once({room.stages, turns}) >= enough) room.kept = turns;
+    const int tiles = around.gate ? divide_up(job.parts[0].rows, L::kRows / 2) : tiles_of(job, L::kRows);
+    launch(device,
+           around.gate ? &few_kernel<W, kTiles, kColumns, kWarps, true>
+                       : &few_kernel<W, kTiles, kColumns, kWarps, false>,
+           {.grid = dim3(std::min(tiles, device.processors * at_once(room))),
+            .block = dim3(kWarps * kWarp),
+            .shared_bytes = bytes(room),
+            .early = true},
+           job, W::row_bytes(job.k), AroundView(around), tiles, room);
     return true;
 }
 
-/// Two tiles a warp where there are enough rows for all multiprocessors, and room.
-template <class W>
-bool start_coded(const Device& device, const Job& job, const After& after) {
-    static_assert(4 * Layout<W, 1>::bytes(kFewTokens) <= 99 << 10, "the least that a device has");
-    const bool many = tiles_of(job, 32) >= 2 * device.processors;
-    return (many && start<W, 2, 8>(device, job, after)) || start<W, 1, 8>(device, job, after) ||
-           start<W, 1, 4>(device, job, after);
-}
+constexpr size_t kLeast = 99 << 10;  // shared memory that every device has
 
 }  // namespace
 
-bool few_tokens(const Device& device, DType dtype, const Job& job, const After& after) {
+bool few_tokens(const Device& device, DType dtype, const Job& job, const Around& around) {
     bool started = false;
     with_weight(dtype, [&](auto w) {
         using W = decltype(w);
-        if constexpr (W::kScales > 0)
-            started = start_coded<W>(device, job, after);
-        else
-            started = start<W, 1, 8>(device, job, after);
+        static_assert(block_bytes<W, 1, 1, 8>(kNormedTokens, {1, 0}) <= kLeast,
+                      "linear_around() relies on it");
+        started = start<W, 1, 1, 8>(device, job, around);
+        if constexpr (W::kScales > 0) {
+            static_assert(block_bytes<W, 1, 2, 4>(kFewTokens, {1, 0}) <= kLeast);
+            started =
+                started || start<W, 2, 2, 8>(device, job, around) || start<W, 1, 2, 4>(device, job, around);
+        } else {
+            static_assert(block_bytes<W, 1, 2, 8>(kFewTokens, {1, 0}) <= kLeast);
+            started = started || start<W, 1, 2, 8>(device, job, around);
+        }
     });
     return started;
 }

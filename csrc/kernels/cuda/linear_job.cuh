@@ -11,6 +11,7 @@ namespace slimrt::cuda {
 
 constexpr int kParts = 4;      // products at once
 constexpr int kFewTokens = 8;  // up to here the weights' bytes are the limit
+constexpr int kNormedTokens = 2;  // rows that every block norms for itself sooner than a kernel begins
 
 /// One product. Per head `rows` rows of the weight and as many columns of out.
 struct Part {
@@ -110,15 +111,8 @@ struct Rounded {
 constexpr int kStep = 64;  // what `stride` is a multiple of
 
 // linear_few.cu: up to kFewTokens tokens. linear_float.cu: F32 weights, any number of tokens.
-/// What few_tokens() may do with its results beside.
-struct After {
-    const Activation* gate = nullptr;  // of two parts: part 0 becomes gate(part 0) * part 1
-    const Norm* norm = nullptr;        // of one part: sum += part 0, which is then normed
-    Tensor sum;
-    unsigned* tickets = nullptr;
-};
-/// False, where it cannot do what comes after.
-bool few_tokens(const Device& device, DType dtype, const Job& job, const After& after = {});
+/// False, where it cannot do what is around.
+bool few_tokens(const Device& device, DType dtype, const Job& job, const Around& around = {});
 void float_products(const Device& device, const Job& job);
 
 // linear_round.cu.

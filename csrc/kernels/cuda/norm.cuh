@@ -8,11 +8,12 @@
 namespace slimrt::cuda {
 
 struct NormView {
-    NormKind kind;
-    const float *weight, *bias;
-    float eps;
+    NormKind kind{};
+    const float *weight = nullptr, *bias = nullptr;
+    float eps = 0;
     Matrix out;
 
+    NormView() = default;
     explicit NormView(const Norm& norm)
         : kind(norm.kind),
           weight(Matrix(norm.weight).data),
@@ -42,30 +43,45 @@ __device__ float total(const float* row, int64_t cols, float* shared, Fn fn) {
     return join_block(sum, 0.0f, shared, [](float a, float b) { return a + b; });
 }
 
+/// What a row's values become: (value - mean) * scale, before weight and bias.
+struct RowScale {
+    float mean, scale;
+};
+
 template <int n>
-__device__ void norm_row(const NormView& norm, const Matrix& x, int64_t cols, int64_t at) {
+__device__ RowScale row_scale(const NormView& norm, const float* row, int64_t cols) {
     __shared__ float shared[kWarp];
-    const float* const row = x.row(at);
     const float count = static_cast<float>(cols);
     float mean = 0;
     if (norm.kind == NormKind::layer)
         mean = total<n>(row, cols, shared, [](float value) { return value; }) / count;
     const float squares =
         total<n>(row, cols, shared, [mean](float value) { return (value - mean) * (value - mean); });
-    const float scale = 1 / sqrtf(squares / count + norm.eps);
-    for (int64_t i = threadIdx.x * n; i < cols; i += blockDim.x * n) {
-        auto v = load_pack<n>(row + i);
-        for (float& value : v.at) value = (value - mean) * scale;
-        if (norm.weight) {
-            const auto times = load_pack<n>(norm.weight + i);
-            for (int j = 0; j < n; ++j) v.at[j] *= times.at[j];
-        }
-        if (norm.bias) {
-            const auto more = load_pack<n>(norm.bias + i);
-            for (int j = 0; j < n; ++j) v.at[j] += more.at[j];
-        }
-        store_pack(norm.out.row(at) + i, v);
+    return {mean, 1 / sqrtf(squares / count + norm.eps)};
+}
+
+/// Elements i ... of a row; rounded as if each step were a kernel.
+template <int n>
+__device__ inline Pack<float, n> normed(const NormView& norm, const RowScale& by, Pack<float, n> v,
+                                        int64_t i) {
+    for (float& value : v.at) value = __fmul_rn(__fsub_rn(value, by.mean), by.scale);
+    if (norm.weight) {
+        const auto times = load_pack<n>(norm.weight + i);
+        for (int j = 0; j < n; ++j) v.at[j] = __fmul_rn(v.at[j], times.at[j]);
     }
+    if (norm.bias) {
+        const auto more = load_pack<n>(norm.bias + i);
+        for (int j = 0; j < n; ++j) v.at[j] = __fadd_rn(v.at[j], more.at[j]);
+    }
+    return v;
+}
+
+template <int n>
+__device__ void norm_row(const NormView& norm, const Matrix& x, int64_t cols, int64_t at) {
+    const float* const row = x.row(at);
+    const RowScale by = row_scale<n>(norm, row, cols);
+    for (int64_t i = threadIdx.x * n; i < cols; i += blockDim.x * n)
+        store_pack(norm.out.row(at) + i, normed<n>(norm, by, load_pack<n>(row + i), i));
 }
 
 }  // namespace slimrt::cuda
