@@ -40,7 +40,7 @@ struct Thread {
     int number = 0;  // in the block
     uint3 index{};
     bool exited = false, in_turn = false;  // in_turn: it has waited for the kernel before
-    Thread* first = nullptr;  // of the warp
+    Thread* first = nullptr;               // of the warp
     uint32_t live = 0,
              meeting =
                  0;  // of a first thread: the warp's lanes that have not exited, that are in a collective

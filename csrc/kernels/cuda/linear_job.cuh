@@ -9,8 +9,8 @@
 
 namespace slimrt::cuda {
 
-constexpr int kParts = 4;      // products at once
-constexpr int kFewTokens = 8;  // up to here the weights' bytes are the limit
+constexpr int kParts = 4;         // products at once
+constexpr int kFewTokens = 8;     // up to here the weights' bytes are the limit
 constexpr int kNormedTokens = 2;  // rows that every block norms for itself sooner than a kernel begins
 
 /// One product. Per head `rows` rows of the weight and as many columns of out.
