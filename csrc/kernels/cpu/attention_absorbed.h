@@ -270,7 +270,8 @@ inline void gather_strip(const AbsorbedValues& x, int64_t group, int64_t column,
     }
 }
 
-/// What a tile of products calls for, a line or so in each step of them: of many at once the CPU drops some.
+/// What a tile of products calls for, a line or so in each of kCalls steps: of many at once the CPU drops some.
+constexpr int64_t kCalls = 8;
 struct LinesAhead {
     const char* at = nullptr;
     int64_t bytes = 0;  // a step
@@ -323,16 +324,19 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
             __builtin_prefetch(out + x.pairs[pair + k] * x.out_stride + j * lanes, 1, 3);
     }
     const WeightCode* const from = weights.codes(pair);
-    for (int64_t i = strip.first; i < strip.end; ++i) {
+    for (int64_t i = strip.first, next; i < strip.end; i = next) {
         ahead.step();
-        RowCodes codes[V];
+        next = i + kStripLanes / kCalls < strip.end ? i + kStripLanes / kCalls : strip.end;
+        for (int64_t lane = i; lane < next; ++lane) {
+            RowCodes codes[V];
 #pragma GCC unroll 4
-        for (int j = 0; j < V; ++j) codes[j] = strip.codes[i][vector + j];
+            for (int j = 0; j < V; ++j) codes[j] = strip.codes[lane][vector + j];
 #pragma GCC unroll 8
-        for (int k = 0; k < Q; ++k) {
-            const RowCodes some = four_digits(RowCodes{}, from + k * kAbsorbedRows + i * rows_in_lane);
+            for (int k = 0; k < Q; ++k) {
+                const RowCodes some = four_digits(RowCodes{}, from + k * kAbsorbedRows + lane * rows_in_lane);
 #pragma GCC unroll 4
-            for (int j = 0; j < V; ++j) acc[k][j] = add_products(acc[k][j], some, codes[j]);
+                for (int j = 0; j < V; ++j) acc[k][j] = add_products(acc[k][j], some, codes[j]);
+            }
         }
     }
 #pragma GCC unroll 8
@@ -360,7 +364,7 @@ void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& s
     for (int64_t pair = 0; pair < x.n_pairs;) {
         const auto with = [&](auto kernel, int64_t n) {
             kernel(x, weights, pair, strip, vector, out, left,
-                   vector == 0 ? ahead.take(n, kStripLanes) : LinesAhead());
+                   vector == 0 ? ahead.take(n, kCalls) : LinesAhead());
             pair += n;
         };
         x.n_pairs - pair >= 4 ? with(add_tile<4, V, Part>, 4) : with(add_tile<1, V, Part>, 1);

@@ -74,7 +74,9 @@ static inline RowCodes four_digits(RowCodes, const void* p) {
     return {_mm256_set1_epi32(four)};
 }
 static inline RowSums add_products(RowSums sums, RowCodes weights, RowCodes codes) {
-    return {_mm256_add_epi32(sums.v, _mm256_madd_epi16(weights.v, codes.v))};
+    // g++ 12 copies the sums to and fro around the intrinsic.
+    asm("vpaddd %1, %0, %0" : "+x"(sums.v) : "x"(_mm256_madd_epi16(weights.v, codes.v)));
+    return sums;
 }
 static inline __m256i load_wide(const Int8* p) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
