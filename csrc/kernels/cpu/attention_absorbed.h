@@ -155,7 +155,7 @@ inline void gather_strip(const AbsorbedValues& x, int64_t group, int64_t column,
 
 /// What a tile of products calls for, a line or so in each of kCalls steps: of many at once the CPU drops
 /// some.
-constexpr int64_t kCalls = 4;
+constexpr int64_t kCalls = registers == 32 ? 8 : 4;
 struct LinesAhead {
     const char* at = nullptr;
     int64_t bytes = 0;  // a step
