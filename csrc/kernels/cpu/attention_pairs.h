@@ -180,7 +180,7 @@ void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pai
             }
             from += 2;
             codes_at += kPairVectors;
-            asm("" : "+r"(from), "+r"(codes_at));
+            asm("" : "+r"(from), "+r"(codes_at));  // see add_tile()
         }
     }
 #pragma GCC unroll 8
