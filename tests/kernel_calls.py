@@ -30,8 +30,9 @@ class Call:
         return (self.distance <= 0) & ((self.distance > -self.window) if self.window else True)
 
 
-# What the largest weight of 128 rows is as an integer, where weights of absorbed q8 rows become integers.
-WEIGHT_LEVELS = {"avx512": 255, "neon": 255, "neon_dot": 255, "neon_i8mm": 255, "avx2": 32767}
+# What the largest weight of 128 rows is as an integer, where weights of absorbed q8 rows become integers; of AVX2 the
+# largest sum of two neighbours is 255.
+WEIGHT_LEVELS = {"avx512": 255, "neon": 255, "neon_dot": 255, "neon_i8mm": 255, "avx2": 127}
 
 
 def weight_rounding(isa: str, p: np.ndarray, rows: np.ndarray, stored_heads: int = 1) -> float:
@@ -50,7 +51,7 @@ def weight_rounding(isa: str, p: np.ndarray, rows: np.ndarray, stored_heads: int
 
 
 # Where rows of other types than q8 and f32 become integers of 16 bits, 128 at a time, when all heads read them.
-PAIRS = ("avx512",)
+PAIRS = ("avx512", "avx2")
 
 
 def pair_rounding(isa: str, dtype: str, p: np.ndarray, rows: np.ndarray) -> float:

@@ -92,7 +92,7 @@ void score_floats(const TurnedScores& x, bool scaled) {
             const float* const turn = turns_at(turns, dim, i, 0);
             for (int64_t pair = head * x.n_q; pair < (head + 1) * x.n_q; ++pair) {
                 const auto* const q = query_at(x, pair);
-                turn_query(q, x.first, dim, turned);
+                if (x.n_q > 1 || i == 0) turn_query(q, x.first, dim, turned);
                 if (copied) {
                     const auto row = static_cast<int64_t>(sizeof(float)) * dim;
                     finish_turned(x, pair, i, q->unit, dots_of_floats(turned, rows, row, turn, dim), nullptr);
@@ -112,7 +112,7 @@ void score_turned(const TurnedScores& x) {
     with_stored(x.type, [&]<class Stored>(Stored) {
         if constexpr (__is_same(typename Stored::Code, void))
             score_floats<Packed>(x, false);
-        else
+        else if constexpr (!__is_same(typename Stored::Code, Int8))
             score_floats<typename Stored::Code>(x, Stored::scaled);
     });
 }
@@ -166,13 +166,16 @@ template <class Pairs>
 void add_rounded(const AbsorbedValues& x, int64_t column, int64_t n, const PairWeights& weights,
                  float* strip) {
     PairStrip<Pairs> codes;
+    bool filled = false;
     with_stored(x.type, [&]<class Stored>(Stored) {
         using Code = typename Stored::Code;
-        if constexpr (!__is_same(Code, void) && !Stored::scaled)
-            if (StoredStrip<Code>::fits(x, column, n)) return codes.fill(x, StoredStrip<Code>(x, column));
+        if constexpr (Stored::is_float && !__is_same(Code, float))
+            if ((filled = StoredStrip<Code>::fits(x, column, n))) codes.fill(x, StoredStrip<Code>(x, column));
+    });
+    if (!filled) {
         read_strip(x, column, n, strip);
         codes.fill(x, ReadStrip{strip});
-    });
+    }
     add_pair_strip(x, column, weights, codes);
 }
 

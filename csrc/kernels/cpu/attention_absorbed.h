@@ -1,7 +1,7 @@
 // Products of absorbed rows of codes. For the units compiled once per ISA.
 #pragma once
 
-#include "kernels/cpu/attention_tiles.h"
+#include "kernels/cpu/attention_weights.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
@@ -120,123 +120,6 @@ Vec dots_of_rows(const int16_t* query, const TurnedRows& rows, int64_t first, in
     return sums(floats);
 }
 
-constexpr bool few_bits = sizeof(WeightCode) == 1;  // of weights
-constexpr int64_t kStripColumns = absorbed_vectors * lanes;
-constexpr int64_t kStripLanes = kAbsorbedRows / rows_in_lane;
-
-inline const char* head_of(const AbsorbedValues& x, int64_t block, int64_t group) {
-    return static_cast<const char*>(x.blocks[block]) + group * x.head_stride;
-}
-/// Of all rows of a head of a block.
-inline const float* scales_of(const AbsorbedValues& x, int64_t block, int64_t group) {
-    return reinterpret_cast<const float*>(head_of(x, block, group) + kBlockTokens * x.dim);
-}
-
-/// The weights of all pairs as integers, times the scales of a stored head's rows.
-class Weights {
-  public:
-    explicit Weights(const AbsorbedValues& x) : x_(x), stride_((x.n_pairs + 15) / 16 * 16) {
-        tops_ = x.weights;
-        highs_ = tops_ + stride_;
-        units_ = highs_ + kBlockTokens * stride_;
-        shrinks_ = units_ + stride_;
-        shorts_ = reinterpret_cast<int16_t*>(shrinks_ + stride_);
-        codes_ = reinterpret_cast<WeightCode*>(shorts_ + stride_ * kAbsorbedRows);
-        for (int64_t pair = x.n_pairs; pair < stride_; ++pair) tops_[pair] = 0;
-        for (int64_t pair = 0; pair < x.n_pairs; ++pair) {
-            const float* const p = x.p + pair * kAbsorbedRows;
-            float high[kBlockTokens];
-            tops_[pair] = shorten(p, shorts_ + pair * kAbsorbedRows, high);
-            if constexpr (few_bits)
-                for (int64_t i = 0; i < kBlockTokens; ++i) highs_[i * stride_ + pair] = high[i];
-        }
-    }
-
-    const WeightCode* codes(int64_t pair) const { return codes_ + pair * kAbsorbedRows; }
-    float unit(int64_t pair) const { return units_[pair]; }
-
-    void round(int64_t group) {
-        alignas(64) float scales[kAbsorbedRows] = {}, high[kBlockTokens];
-        alignas(64) int16_t shorts[kAbsorbedRows];
-        for (int64_t row = x_.first, end, last = x_.first + x_.n; row < last; row = end) {
-            end = row / kBlockTokens * kBlockTokens + kBlockTokens;
-            if (end > last) end = last;
-            memcpy(scales + row, scales_of(x_, row / kBlockTokens, group) + row % kBlockTokens,
-                   static_cast<size_t>(end - row) * sizeof(float));
-        }
-        const float top = shorten(scales, shorts, high);
-        find_units(top, high);
-        for (int64_t pair = 0; pair < x_.n_pairs; ++pair)
-            round_pair(shorts_ + pair * kAbsorbedRows, shorts, shrinks_[pair], codes_ + pair * kAbsorbedRows);
-    }
-
-  private:
-    static constexpr float kOne = 32767;
-
-    /// Numbers that are not negative, their largest being kOne. Returns what that is, NaN if one is no
-    /// number, and the largest of rows of the same place in a block.
-    static float shorten(const float* from, int16_t* to, float* high) {
-        Vec top = splat(0), total = splat(0);
-        for (int64_t i = 0; i < kBlockTokens; i += lanes) {
-            Vec some = splat(0);
-            for (int64_t j = i; j < kAbsorbedRows; j += kBlockTokens) {
-                const Vec one = load(from + j);
-                some = max(one, some);
-                total = total + one;
-            }
-            store(high + i, some);
-            top = max(some, top);
-        }
-        const float largest = max_of(top);
-        const bool usable = largest >= 0x1p-100f && largest <= 0x1p100f;
-        const Vec shrink = splat(usable ? kOne / largest : 0);
-        for (int64_t i = 0; i < kAbsorbedRows; i += 2 * lanes)
-            store_factors(to + i, load(from + i) * shrink, load(from + i + lanes) * shrink);
-        return (usable ? largest : largest < 1 ? 0 : __builtin_nanf("")) + 0 * sum(total);
-    }
-
-    /// What a pair's products are multiplied with before, so that they are codes, and what codes are worth.
-    void find_units(float top, const float* high) {
-        constexpr float kTwice = kOne * kOne / 0x1p15f;  // the product of what is largest in both
-        const Vec all = splat(top / kTwice);
-        for (int64_t pair = 0; pair < x_.n_pairs; pair += lanes) {
-            const Vec tops = load(tops_ + pair);
-            Vec unit = all * tops;
-            if constexpr (few_bits) {
-                Vec largest = splat(0);
-                for (int64_t i = 0; i < kBlockTokens; ++i)
-                    largest = max(load(highs_ + i * stride_ + pair) * splat(high[i]), largest);
-                const Vec exact = splat(0x1p15f * max_weight / kTwice) * tops * splat(top) / largest;
-                // At least 1: a pair without weights to speak of has no unit either.
-                const Vec shrink = max(round_even(min(exact, splat(kOne))), splat(1));
-                store(shrinks_ + pair, shrink);
-                unit = unit * splat(0x1p15f) / shrink;
-            }
-            store(units_ + pair, unit);
-        }
-    }
-
-    static void round_pair(const int16_t* p, const int16_t* scales, float shrink, WeightCode* to) {
-        const RowFactors less = splat_factor(few_bits ? static_cast<int16_t>(shrink) : int16_t(0));
-#pragma GCC unroll 4
-        for (int64_t i = 0; i < kAbsorbedRows; i += 4 * lanes) {
-            RowFactors weights[2];
-            for (int j = 0; j < 2; ++j) {
-                const int64_t at = i + j * 2 * lanes;
-                weights[j] = multiplied(load_factors(p + at), load_factors(scales + at));
-                if constexpr (few_bits) weights[j] = multiplied(weights[j], less);
-            }
-            store_weights(to + i, weights[0], weights[1]);
-        }
-    }
-
-    const AbsorbedValues& x_;
-    int64_t stride_;
-    float *tops_, *highs_, *units_, *shrinks_;
-    int16_t* shorts_;
-    WeightCode* codes_;
-};
-
 /// kStripColumns columns of all rows, rows_in_lane rows of a column side by side; and what sums of their
 /// products start from.
 struct Strip {
@@ -270,7 +153,9 @@ inline void gather_strip(const AbsorbedValues& x, int64_t group, int64_t column,
     }
 }
 
-/// What a tile of products calls for, a line or so in each step of them: of many at once the CPU drops some.
+/// What a tile of products calls for, a line or so in each of kCalls steps: of many at once the CPU drops
+/// some.
+constexpr int64_t kCalls = registers == 32 ? 8 : 4;
 struct LinesAhead {
     const char* at = nullptr;
     int64_t bytes = 0;  // a step
@@ -306,7 +191,7 @@ class RowsAhead {
     int64_t share_, first_, of_pair_, done_ = 0;  // bytes of a block
 };
 
-/// V vectors of columns of Q pairs, of which there is one with `left` elements when Part.
+/// V vectors of columns of Q pairs, of which there is one with `left` elements, perhaps all, when Part.
 template <int Q, int V, bool Part>
 void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, const Strip& strip,
               int64_t vector, float* out, int64_t left, LinesAhead ahead) {
@@ -322,17 +207,24 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
         for (int j = 0; j < V; ++j)
             __builtin_prefetch(out + x.pairs[pair + k] * x.out_stride + j * lanes, 1, 3);
     }
-    const WeightCode* const from = weights.codes(pair);
-    for (int64_t i = strip.first; i < strip.end; ++i) {
+    const WeightCode* from = weights.codes(pair) + strip.first * rows_in_lane;
+    const RowCodes* codes_at = strip.codes[strip.first] + vector;
+    for (int64_t i = strip.first, next; i < strip.end; i = next) {
         ahead.step();
-        RowCodes codes[V];
+        next = i + kStripLanes / kCalls < strip.end ? i + kStripLanes / kCalls : strip.end;
+        for (const RowCodes* const end = codes_at + (next - i) * absorbed_vectors; codes_at < end;) {
+            RowCodes codes[V];
 #pragma GCC unroll 4
-        for (int j = 0; j < V; ++j) codes[j] = strip.codes[i][vector + j];
+            for (int j = 0; j < V; ++j) codes[j] = codes_at[j];
 #pragma GCC unroll 8
-        for (int k = 0; k < Q; ++k) {
-            const RowCodes some = four_digits(RowCodes{}, from + k * kAbsorbedRows + i * rows_in_lane);
+            for (int k = 0; k < Q; ++k) {
+                const RowCodes some = four_digits(RowCodes{}, from + k * kAbsorbedRows);
 #pragma GCC unroll 4
-            for (int j = 0; j < V; ++j) acc[k][j] = add_products(acc[k][j], some, codes[j]);
+                for (int j = 0; j < V; ++j) acc[k][j] = add_products(acc[k][j], some, codes[j]);
+            }
+            from += rows_in_lane;
+            codes_at += absorbed_vectors;
+            asm("" : "+r"(from), "+r"(codes_at));  // g++ 12 would add them up anew from what they are made of
         }
     }
 #pragma GCC unroll 8
@@ -360,7 +252,7 @@ void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& s
     for (int64_t pair = 0; pair < x.n_pairs;) {
         const auto with = [&](auto kernel, int64_t n) {
             kernel(x, weights, pair, strip, vector, out, left,
-                   vector == 0 ? ahead.take(n, kStripLanes) : LinesAhead());
+                   vector == 0 ? ahead.take(n, kCalls) : LinesAhead());
             pair += n;
         };
         x.n_pairs - pair >= 4 ? with(add_tile<4, V, Part>, 4) : with(add_tile<1, V, Part>, 1);
@@ -370,18 +262,18 @@ void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& s
 /// All pairs, as many vectors at once as there are.
 inline void add_strip(const AbsorbedValues& x, int64_t group, int64_t column, const Strip& strip,
                       const Weights& weights) {
-    const int64_t left = x.dim - column, whole = left / lanes;
+    const int64_t left = x.dim - column,
+                  most = left / lanes < absorbed_vectors ? left / lanes : absorbed_vectors;
     int64_t vector = 0;
     const auto with = [&](auto kernel, int64_t n) {
-        kernel(x, weights, strip, vector, group, column, left - vector * lanes);
+        const int64_t columns = left - vector * lanes;
+        kernel(x, weights, strip, vector, group, column, columns < lanes ? columns : lanes);
         vector += n;
     };
-    if constexpr (absorbed_vectors >= 4)
-        if (whole >= 4) return with(add_vectors<4, false>, 4);
-    if (whole - vector >= 2) with(add_vectors<2, false>, 2);
-    if (vector == absorbed_vectors) return;
-    if (whole - vector >= 1) with(add_vectors<1, false>, 1);
-    if (vector < absorbed_vectors && left > vector * lanes) with(add_vectors<1, true>, 1);
+    if constexpr (absorbed_vectors >= 4 && registers == 32)
+        if (most >= 4) return with(add_vectors<4, false>, 4);
+    while (most - vector >= 2) with(add_vectors<2, false>, 2);
+    while (vector < absorbed_vectors && vector * lanes < left) with(add_vectors<1, true>, 1);
 }
 
 }  // namespace

@@ -163,17 +163,24 @@ void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pai
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j) acc[k][j] = no_sums(RowCodes{});
     }
-    const int16_t* const from = weights.codes + pair * kAbsorbedRows;
-    for (int64_t i = strip.first; i < strip.end; ++i) {
+    const int16_t* from = weights.codes + pair * kAbsorbedRows + 2 * strip.first;
+    const Pairs* codes_at = strip.codes[strip.first] + vector;
+    for (int64_t i = strip.first, next; i < strip.end; i = next) {
         ahead.step();
-        Pairs codes[V];
+        next = i + kAbsorbedRows / 2 / kCalls < strip.end ? i + kAbsorbedRows / 2 / kCalls : strip.end;
+        for (const Pairs* const end = codes_at + (next - i) * kPairVectors; codes_at < end;) {
+            Pairs codes[V];
 #pragma GCC unroll 4
-        for (int j = 0; j < V; ++j) codes[j] = strip.codes[i][vector + j];
+            for (int j = 0; j < V; ++j) codes[j] = codes_at[j];
 #pragma GCC unroll 8
-        for (int k = 0; k < Q; ++k) {
-            const Pairs some = Pairs::splat(from + k * kAbsorbedRows + 2 * i);
+            for (int k = 0; k < Q; ++k) {
+                const Pairs some = Pairs::splat(from + k * kAbsorbedRows);
 #pragma GCC unroll 4
-            for (int j = 0; j < V; ++j) acc[k][j] = Pairs::add_products(acc[k][j], some, codes[j]);
+                for (int j = 0; j < V; ++j) acc[k][j] = Pairs::add_products(acc[k][j], some, codes[j]);
+            }
+            from += 2;
+            codes_at += kPairVectors;
+            asm("" : "+r"(from), "+r"(codes_at));  // see add_tile()
         }
     }
 #pragma GCC unroll 8
@@ -200,13 +207,13 @@ void add_pair_strip(const AbsorbedValues& x, int64_t column, const PairWeights& 
     int64_t pair = 0;
     const auto with = [&](auto kernel, int64_t n) {
         for (; pair + n <= x.n_pairs; pair += n) {
-            const LinesAhead ahead = rows_ahead.take(n, kAbsorbedRows / 2);
+            const LinesAhead ahead = rows_ahead.take(n, kCalls);
             for (int64_t vector = 0; vector < kPairVectors; vector += V)
                 kernel(weights, pair, strip, vector, x, x.out + column, vector == 0 ? ahead : LinesAhead());
         }
     };
     with(add_pair_tile<Q, V, Pairs>, Q);
-    with(add_pair_tile<Q / 2, V, Pairs>, Q / 2);
+    if constexpr (Q > 4) with(add_pair_tile<Q / 2, V, Pairs>, Q / 2);
     with(add_pair_tile<1, V, Pairs>, 1);
 }
 

@@ -13,6 +13,10 @@ static inline __m256i dot(__m256i acc, __m256i w, __m256i x) {
     asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(w), "x"(x));
     return acc;
 }
+template <bool is_wide>
+static inline __m256i dot_once(__m256i start, __m256i w, __m256i x) {
+    return dot<is_wide>(start, w, x);
+}
 struct PanelPairs : NoPairs {};
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -45,7 +45,7 @@ static inline Codes above(Codes low, Codes high) {
 static inline Codes wide(Codes c) { return {wide(c.low), wide(c.high)}; }
 template <bool is_wide>
 static inline Sums dot(Sums acc, Codes w, Codes x) {
-    return {dot<is_wide>(acc.low, w.low, x.low), dot<is_wide>(acc.high, w.high, x.high)};
+    return {dot_once<is_wide>(acc.low, w.low, x.low), dot_once<is_wide>(acc.high, w.high, x.high)};
 }
 
 constexpr int32_t first_sum = 0;

@@ -52,10 +52,10 @@ static constexpr LinearKernel with_codes(DType type) {
 /// What the compiler must take for numbers that may change and differ.
 alignas(64) static uint8_t operands[12][64];
 
-/// `rounds` times 12 dots.
-template <class Sum, class Load, class Dot>
+/// `rounds` times 12 dots. few: as many sums as leave registers for what else they need where there are 16.
+template <class Sum, int few = 6, class Load, class Dot>
 static void keep_busy(int64_t rounds, const Load& read, const Dot& dot_of, float* out) {
-    constexpr int independent = registers == 32 ? 12 : 6;
+    constexpr int independent = registers == 32 ? 12 : few;
     Sum sums[independent];
     asm volatile("" : : "r"(operands) : "memory");
 #pragma GCC unroll 12
@@ -73,7 +73,7 @@ static void keep_busy(int64_t rounds, const Load& read, const Dot& dot_of, float
 
 static int64_t busy_floats(int64_t rounds, float* out) {
     const auto read = [] { return load(reinterpret_cast<const float*>(operands)); };
-    keep_busy<Vec>(rounds, read, [](Vec s, Vec w, Vec x) { return fma(w, x, s); }, out);
+    keep_busy<Vec, 12>(rounds, read, [](Vec s, Vec w, Vec x) { return fma(w, x, s); }, out);
     return rounds * 12 * lanes;
 }
 

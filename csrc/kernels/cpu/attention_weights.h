@@ -1,0 +1,154 @@
+// Softmax weights as integers, for products of absorbed rows of codes. For the units compiled once per ISA.
+#pragma once
+
+#include "kernels/cpu/attention_tiles.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+namespace {
+
+constexpr bool few_bits = sizeof(WeightCode) == 1;  // of weights
+constexpr int64_t kStripColumns = absorbed_vectors * lanes;
+constexpr int64_t kStripLanes = kAbsorbedRows / rows_in_lane;
+
+inline const char* head_of(const AbsorbedValues& x, int64_t block, int64_t group) {
+    return static_cast<const char*>(x.blocks[block]) + group * x.head_stride;
+}
+/// Of all rows of a head of a block.
+inline const float* scales_of(const AbsorbedValues& x, int64_t block, int64_t group) {
+    return reinterpret_cast<const float*>(head_of(x, block, group) + kBlockTokens * x.dim);
+}
+
+/// The weights of all pairs as integers, times the scales of a stored head's rows.
+class Weights {
+  public:
+    explicit Weights(const AbsorbedValues& x) : x_(x), stride_((x.n_pairs + 15) / 16 * 16) {
+        tops_ = x.weights;
+        highs_ = tops_ + stride_;
+        units_ = highs_ + kBlockTokens * stride_;
+        shrinks_ = units_ + stride_;
+        shorts_ = reinterpret_cast<int16_t*>(shrinks_ + stride_);
+        codes_ = reinterpret_cast<WeightCode*>(shorts_ + stride_ * kAbsorbedRows);
+        for (int64_t pair = x.n_pairs; pair < stride_; ++pair) tops_[pair] = 0;
+        for (int64_t pair = 0; pair < x.n_pairs; ++pair) {
+            const float* const p = x.p + pair * kAbsorbedRows;
+            float high[kBlockTokens];
+            tops_[pair] = shorten(p, shorts_ + pair * kAbsorbedRows, high);
+            if constexpr (few_bits && !weights_of_two)
+                for (int64_t i = 0; i < kBlockTokens; ++i) highs_[i * stride_ + pair] = high[i];
+        }
+    }
+
+    const WeightCode* codes(int64_t pair) const { return codes_ + pair * kAbsorbedRows; }
+    float unit(int64_t pair) const { return units_[pair]; }
+
+    template <bool of_two = weights_of_two>
+    void round(int64_t group) {
+        alignas(64) float scales[kAbsorbedRows] = {}, high[kBlockTokens];
+        alignas(64) int16_t shorts[kAbsorbedRows];
+        for (int64_t row = x_.first, end, last = x_.first + x_.n; row < last; row = end) {
+            end = row / kBlockTokens * kBlockTokens + kBlockTokens;
+            if (end > last) end = last;
+            memcpy(scales + row, scales_of(x_, row / kBlockTokens, group) + row % kBlockTokens,
+                   static_cast<size_t>(end - row) * sizeof(float));
+        }
+        const float top = shorten(scales, shorts, high);
+        if constexpr (!of_two) find_units(top, high);
+        for (int64_t pair = 0; pair < x_.n_pairs; ++pair) {
+            const int16_t* const p = shorts_ + pair * kAbsorbedRows;
+            WeightCode* const to = codes_ + pair * kAbsorbedRows;
+            if constexpr (of_two)
+                units_[pair] = top * tops_[pair] * kOnes / round_of_two<RowFactors>(p, shorts, to);
+            else
+                round_pair(p, shorts, shrinks_[pair], to);
+        }
+    }
+
+  private:
+    static constexpr float kOne = 32767, kOnes = 0x1p30f / (kOne * kOne);
+
+    /// Numbers that are not negative, their largest being kOne. Returns what that is, NaN if one is no
+    /// number, and the largest of rows of the same place in a block.
+    static float shorten(const float* from, int16_t* to, float* high) {
+        Vec top = splat(0), total = splat(0);
+        for (int64_t i = 0; i < kBlockTokens; i += lanes) {
+            Vec some = splat(0);
+            for (int64_t j = i; j < kAbsorbedRows; j += kBlockTokens) {
+                const Vec one = load(from + j);
+                some = max(one, some);
+                total = total + one;
+            }
+            store(high + i, some);
+            top = max(some, top);
+        }
+        const float largest = max_of(top);
+        const bool usable = largest >= 0x1p-100f && largest <= 0x1p100f;
+        const Vec shrink = splat(usable ? kOne / largest : 0);
+        for (int64_t i = 0; i < kAbsorbedRows; i += 2 * lanes)
+            store_factors(to + i, load(from + i) * shrink, load(from + i + lanes) * shrink);
+        return (usable ? largest : largest < 1 ? 0 : __builtin_nanf("")) + 0 * sum(total);
+    }
+
+    /// What a pair's products are multiplied with before, so that they are codes, and what codes are worth.
+    void find_units(float top, const float* high) {
+        constexpr float kTwice = kOne * kOne / 0x1p15f;  // the product of what is largest in both
+        const Vec all = splat(top / kTwice);
+        for (int64_t pair = 0; pair < x_.n_pairs; pair += lanes) {
+            const Vec tops = load(tops_ + pair);
+            Vec unit = all * tops;
+            if constexpr (few_bits) {
+                Vec largest = splat(0);
+                for (int64_t i = 0; i < kBlockTokens; ++i)
+                    largest = max(load(highs_ + i * stride_ + pair) * splat(high[i]), largest);
+                const Vec exact = splat(0x1p15f * max_weight / kTwice) * tops * splat(top) / largest;
+                // At least 1: a pair without weights to speak of has no unit either.
+                const Vec shrink = max(round_even(min(exact, splat(kOne))), splat(1));
+                store(shrinks_ + pair, shrink);
+                unit = unit * splat(0x1p15f) / shrink;
+            }
+            store(units_ + pair, unit);
+        }
+    }
+
+    static void round_pair(const int16_t* p, const int16_t* scales, float shrink, WeightCode* to) {
+        const RowFactors less = splat_factor(few_bits ? static_cast<int16_t>(shrink) : int16_t(0));
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < kAbsorbedRows; i += 4 * lanes) {
+            RowFactors weights[2];
+            for (int j = 0; j < 2; ++j) {
+                const int64_t at = i + j * 2 * lanes;
+                weights[j] = multiplied(load_factors(p + at), load_factors(scales + at));
+                if constexpr (few_bits) weights[j] = multiplied(weights[j], less);
+            }
+            store_weights(to + i, weights[0], weights[1]);
+        }
+    }
+
+    /// As many bits as the sum of every two rows' weights leaves; returns what products were multiplied with.
+    template <class Factors>
+    static float round_of_two(const int16_t* p, const int16_t* scales, WeightCode* to) {
+        constexpr int64_t n = kAbsorbedRows / (2 * lanes);
+        Factors weights[n];
+        Vec largest = splat(0);
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < n; ++i) {
+            weights[i] = multiplied(load_factors(p + i * 2 * lanes), load_factors(scales + i * 2 * lanes));
+            largest = max(sums_of_two(weights[i]), largest);
+        }
+        const float most = max_of(largest), exact = max_weight * 0x1p15f / most;
+        const auto shrink = static_cast<int16_t>(exact < kOne ? exact : kOne);  // no more than that
+        const Factors less = splat_factor(shrink);
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < n; i += 2)
+            store_weights(to + i * 2 * lanes, multiplied(weights[i], less), multiplied(weights[i + 1], less));
+        return shrink;
+    }
+
+    const AbsorbedValues& x_;
+    int64_t stride_;
+    float *tops_, *highs_, *units_, *shrinks_;
+    int16_t* shorts_;
+    WeightCode* codes_;
+};
+
+}  // namespace
+}  // namespace slimrt::cpu::SLIMRT_ISA
