@@ -91,7 +91,8 @@ __device__ void prepare(const Absorbed& x, const AbsorbedShare& share) {
     }
     const SoftmaxState state(x);
     for (int i = thread; i < x.own_heads; i += n) state.reference[i] = -kAbsorbedInfinity;
-    for (int i = thread; i < x.phases * x.own_heads; i += n) state.ends[i] = {-kAbsorbedInfinity, 0};
+    for (int i = thread; i < x.phases * x.own_heads; i += n) state.of_phase[i] = -kAbsorbedInfinity;
+    for (int i = thread; i < x.phases * x.own_heads * kTileTokens; i += n) state.sums[i] = 0;
 }
 
 /// A block's shares of the scores of a tile, from its warps' sums and what it read head by head, to the
@@ -142,9 +143,11 @@ __device__ inline void write_ends(const Absorbed& x, const AbsorbedShare& share,
     for (int own = crew.warp; own < x.own_heads; own += crew.warps) {
         float2 all = {state.reference[own], 0};
         for (int phase = 0; phase < x.phases; ++phase) {
-            const float2 some = state.ends[phase * x.own_heads + own];
-            if (some.y != 0) all.y += some.y * __expf(some.x - all.x);
+            const int at = phase * x.own_heads + own;
+            const float sum = state.sums[at * kTileTokens + crew.lane];
+            if (sum != 0) all.y += sum * __expf(state.of_phase[at] - all.x);
         }
+        for (int i = 16; i > 0; i /= 2) all.y += __shfl_xor_sync(~0u, all.y, i);
         if (crew.lane == 0) ends[own] = all;
     }
 }
@@ -157,7 +160,7 @@ struct Scores {
     const Team& team;
     const Barriers& barriers;
     const int phase, worker;
-    const Loader<Team> loader;
+    Loader<Team> loader;
     const Crew crew;
     Ring stage, tile_at, meeting{1};
 
@@ -193,6 +196,7 @@ struct Scores {
 
     /// Waits for a tile that is to be converted, and for room for it.
     __device__ void receive(int tile) {
+        if (Operand::kConverted) loader.look_ahead(tile, stage);
         Team::wait(barriers.full + stage.at, stage.parity());
         if (Operand::kConverted) Team::wait(barriers.free + tile_at.at, tile_at.parity() ^ 1);
         if (x.residual.width)
@@ -201,6 +205,8 @@ struct Scores {
     __device__ void convert(int tile, const TilePart& part) const {
         if constexpr (Operand::kConverted)
             convert_rows(x.rows, share, tile, stage_data(), tile_data(), part, crew.lane);
+        else if (x.rows.panels && blank_rows(x.rows, share, tile, tile_data(), part, crew.lane))
+            Team::before_copies();
     }
     __device__ void next() {
         stage.next();
@@ -279,9 +285,10 @@ __device__ void multiply(const Absorbed& x, const AbsorbedShare& share, const Te
                          const Barriers& barriers, int warp, int lane) {
     Products<Operand, kM, kGroups> products(x, warp, lane);
     Ring stage(x.at.stages), tile_at(x.at.n_tiles), slot(x.at.slots);
-    const Loader<Team> loader(x, share, barriers, warp, kProductWarps, 1, lane);
+    Loader<Team> loader(x, share, barriers, warp, kProductWarps, 1, lane);
     if (!Operand::kConverted) loader.start(0);
     for (int tile = 0; tile < share.n_tiles; ++tile, stage.next(), tile_at.next(), slot.next()) {
+        if (!Operand::kConverted) loader.look_ahead(tile, stage);
         if (!Operand::kConverted) Team::wait(barriers.full + stage.at, stage.parity());
         team.template fetch_weights<16 * kM>(x, slot, warp, lane);
         Team::wait(barriers.arrived + slot.at, slot.parity());

@@ -4,6 +4,7 @@
 #include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/absorbed_kernel.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/tensor_map.h"
 
 namespace slimrt::cuda {
 namespace {
@@ -29,17 +30,26 @@ struct Cluster {
         cluster_sync();
     }
     static __device__ void end() { cluster_sync(); }  // others may still write here
+    /// What this thread wrote comes before copies to the same place, once others know of it.
+    static __device__ void before_copies() { fence_copies(); }
     static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait_block(barrier, parity); }
 
-    /// A bulk copy is started by one lane after the other, so each has a row.
+    /// A bulk copy is started by one lane after the other, so each has a row; panels are one copy, since the
+    /// engine takes some 45 cycles for a copy of 256 bytes.
     static __device__ void bring(const Absorbed& x, int rank, const TileSource& source, int, int,
                                  unsigned char* to, uint64_t* full, int lane) {
         static_assert(kTileTokens == 32);
         unsigned bytes = 0;
         copy_share(x, rank, source, lane, [&](int, const void*, int n) { bytes += n; });
         for (int i = 16; i > 0; i /= 2) bytes += __shfl_xor_sync(~0u, bytes, i);
+        if (x.rows.panels) bytes += 2 * kTileTokens * x.rows.slice;
         if (lane == 0) barrier_arrive_expect(full, bytes);
         __syncwarp();
+        if (x.rows.panels && lane == 0) {
+            const int head = x.rows.by_heads ? rank * x.rows.pieces : 0;
+            const int panel = x.rows.by_heads ? 0 : rank * (x.rows.slice / kPanelColumns);
+            copy_box(to + x.rows.tile, &x.boxes, {0, 0, panel, head, static_cast<int>(source.block)}, full);
+        }
         copy_share(x, rank, source, lane,
                    [&](int at, const void* from, int n) { copy_bulk(to + at, from, n, full); });
     }
@@ -83,9 +93,25 @@ struct Cluster {
     }
 };
 
+/// A tile's slice as one box: 128 bytes of a row, rows, panels of a stored head, heads, blocks of the cache.
+CUtensorMap boxes_of(const AbsorbedPlane& plane) {
+    constexpr uint64_t kBlocks = uint64_t{1} << 31;  // how many there are only the table knows
+    const RowsView& rows = plane.rows;
+    const auto panels = [](int columns) { return static_cast<unsigned>(columns / kPanelColumns); };
+    return tensor_map(
+        {rows.base,
+         {kPanelRow, kTileTokens, panels(rows.head_dim), unsigned(plane.width / rows.head_dim), kBlocks},
+         {unsigned(rows.head_elements), kPanelRow, rows.head_block, rows.block_stride},
+         {kPanelRow, kTileTokens, panels(plane.piece), unsigned(plane.pieces), 1}});
+}
+
 }  // namespace
 
-void absorbed_clusters(const Device& device, const Absorbed& x) { start_team<Cluster>(device, x); }
+void absorbed_clusters(const Device& device, const Absorbed& x) {
+    Absorbed some = x;
+    if (x.rows.panels) some.boxes = boxes_of(x.rows);
+    start_team<Cluster>(device, some);
+}
 
 /// As driver and device say: groups of processors differ from device to device, and MIG has parts of them.
 void ask_for_clusters(Device& device) {

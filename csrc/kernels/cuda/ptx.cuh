@@ -13,7 +13,7 @@ namespace slimrt::cuda {
 
 /// The block's dynamic shared memory; the only kind that kernels of clusters use.
 __device__ inline unsigned char* shared_memory() {
-    extern __shared__ __align__(128) unsigned char slimrt_shared[];
+    extern __shared__ __align__(1024) unsigned char slimrt_shared[];
     return slimrt_shared;
 }
 
