@@ -210,6 +210,7 @@ bool share_columns(Absorbed& x, int team, size_t shared_bytes) {
                         : bytes_of(x.rows.rows.dtype, slice);
     if (slice > kMaxSlice || (stored < width && slice % stored)) return false;
     x.rows.panels = !x.mailed && !x.converted && slice % kPanelColumns == 0 && stored % kPanelColumns == 0;
+    x.rows.at_once = x.rows.panels || (!x.mailed && x.converted && x.rows.by_heads);
     x.residual.slice = x.residual.width ? round_up((x.residual.width + team - 1) / team, unit) : 0;
     const int groups = (slice + x.residual.slice) / kGroupColumns;
     if (groups > kProductWarps * (x.n_heads > 32 ? 4 : 5)) return false;

@@ -160,7 +160,7 @@ struct Scores {
     const Team& team;
     const Barriers& barriers;
     const int phase, worker;
-    Loader<Team> loader;
+    const Loader<Team> loader;
     const Crew crew;
     Ring stage, tile_at, meeting{1};
 
@@ -196,7 +196,6 @@ struct Scores {
 
     /// Waits for a tile that is to be converted, and for room for it.
     __device__ void receive(int tile) {
-        if (Operand::kConverted) loader.look_ahead(tile, stage);
         Team::wait(barriers.full + stage.at, stage.parity());
         if (Operand::kConverted) Team::wait(barriers.free + tile_at.at, tile_at.parity() ^ 1);
         if (x.residual.width)
@@ -285,10 +284,9 @@ __device__ void multiply(const Absorbed& x, const AbsorbedShare& share, const Te
                          const Barriers& barriers, int warp, int lane) {
     Products<Operand, kM, kGroups> products(x, warp, lane);
     Ring stage(x.at.stages), tile_at(x.at.n_tiles), slot(x.at.slots);
-    Loader<Team> loader(x, share, barriers, warp, kProductWarps, 1, lane);
+    const Loader<Team> loader(x, share, barriers, warp, kProductWarps, 1, lane);
     if (!Operand::kConverted) loader.start(0);
     for (int tile = 0; tile < share.n_tiles; ++tile, stage.next(), tile_at.next(), slot.next()) {
-        if (!Operand::kConverted) loader.look_ahead(tile, stage);
         if (!Operand::kConverted) Team::wait(barriers.full + stage.at, stage.parity());
         team.template fetch_weights<16 * kM>(x, slot, warp, lane);
         Team::wait(barriers.arrived + slot.at, slot.parity());

@@ -32,6 +32,7 @@ struct AbsorbedPlane {
     int slice_bytes = 0;        // from slice to slice in a block of the cache
     int tile = 0, stride = 0;   // where a tile of operands has it, and bytes from row to row
     bool panels = false;        // of such a tile
+    bool at_once = false;       // a cluster's copies bring a slice of all rows by one of them
     int raw = 0;                // where a stage has it as it is stored, if it is converted: pieces, each
     int pieces = 1, piece = 0;  // of so many columns, a stored head or the slice,
     int of_piece = 0;           // (its number is i * of_piece / 2^16 for columns [8 i, 8 i + 8))

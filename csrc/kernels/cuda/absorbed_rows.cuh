@@ -62,8 +62,8 @@ struct TileSource {
     int64_t block, first;                            // of the cache; row
     int low, high;                                   // rows of it that are seen
 
-    __device__ TileSource(const Absorbed& x, const AbsorbedShare& share, int tile, int64_t block)
-        : block(block),
+    __device__ TileSource(const Absorbed& x, const AbsorbedShare& share, int tile)
+        : block(share.table[share.first + tile]),
           first(share.first_row(tile)),
           low(share.seen_row(tile, 0)),
           high(share.seen_row(tile, kTileTokens - 1)) {
@@ -129,10 +129,10 @@ __device__ void copy_besides(const Absorbed& x, int rank, const TileSource& sour
     copy(x.at.factors, source.factors + (head.head_factors ? rank * bytes : 0), bytes);
 }
 
-/// All that the one who brings row `row` brings of a tile; panels come by themselves.
+/// All that the one who brings row `row` brings of a tile, but what comes at once.
 template <class Copy>
 __device__ void copy_share(const Absorbed& x, int rank, const TileSource& source, int row, Copy&& copy) {
-    if (!x.rows.panels) copy_rows(x.rows, x.converted, rank, source, row, copy);
+    if (!x.rows.at_once) copy_rows(x.rows, x.converted, rank, source, row, copy);
     if (x.residual.width) copy_residual(x.residual, rank, source, row, copy);
     copy_besides(x, rank, source, row, copy);
 }
@@ -146,7 +146,6 @@ struct Loader {
     uint64_t *full, *empty;
     int warp, warps, phases, lane;
     uint32_t brings = 0;  // a bit for each stage that this warp brings something to
-    int32_t block = 0;    // of the cache, of the tile that it brings next
 
     __device__ Loader(const Absorbed& x, const AbsorbedShare& share, const auto& barriers, int warp,
                       int warps, int phases, int lane)
@@ -164,34 +163,24 @@ struct Loader {
     /// How many arrive at `full`.
     static __device__ int arrivals(int warps) { return Team::kOneBrings ? 1 : warps * 32; }
 
-    __device__ bool has(int stage) const { return brings >> stage & 1; }
-    __device__ void load(int tile, int stage, int64_t block) const {
-        Team::bring(x, share.rank, TileSource(x, share, tile, block), warp, warps,
-                    shared_memory() + stage * x.at.stage_bytes, full + stage, lane);
+    __device__ void load(int tile, int stage) const {
+        if (brings >> stage & 1)
+            Team::bring(x, share.rank, TileSource(x, share, tile), warp, warps,
+                        shared_memory() + stage * x.at.stage_bytes, full + stage, lane);
     }
     __device__ void start(int phase) const {
-        for (int tile = phase; tile < min(x.at.stages, share.n_tiles); tile += phases)
-            if (has(tile)) load(tile, tile, share.table[share.first + tile]);
-    }
-    /// What done() then brings: its stage, and the tile there.
-    __device__ int before(const Ring& stage) const {
-        return stage.at < phases ? stage.at - phases + x.at.stages : stage.at - phases;
-    }
-    __device__ bool brings_after(int tile, const Ring& stage) const {
-        return tile >= phases && tile - phases + x.at.stages < share.n_tiles && has(before(stage));
-    }
-    /// Asks for the block that done() brings after this tile, so that nothing waits for the table.
-    __device__ void look_ahead(int tile, const Ring& stage) {
-        if (brings_after(tile, stage)) block = share.table[share.first + tile - phases + x.at.stages];
+        for (int tile = phase; tile < min(x.at.stages, share.n_tiles); tile += phases) load(tile, tile);
     }
     /// After a tile: the stage of their last one, which the other warps have left by now, gets its next.
     __device__ void done(int tile, const Ring& stage) const {
         __syncwarp();
         if (lane == 0) barrier_arrive(empty + stage.at);
-        if (!brings_after(tile, stage)) return;
         const bool earlier = stage.at < phases;  // in the round before this one
-        Team::wait(empty + before(stage), stage.parity() ^ earlier);
-        load(tile - phases + x.at.stages, before(stage), block);
+        const int before = stage.at - phases + (earlier ? x.at.stages : 0),
+                  next = tile - phases + x.at.stages;
+        if (tile < phases || next >= share.n_tiles || !(brings >> before & 1)) return;
+        Team::wait(empty + before, stage.parity() ^ earlier);
+        load(next, before);
     }
 };
 
@@ -200,7 +189,6 @@ template <class Row>
 struct Halves;
 template <>
 struct Halves<RowQ8> {
-    static constexpr bool kFinite = true;  // whatever the codes
     static constexpr float kScale = 256;
     static __device__ uint32_t two(uint32_t codes, uint32_t selector) {  // times 2^-8
         constexpr uint32_t kSpread = 0x64646464, kShrink = 0x1c001c00,
@@ -217,7 +205,6 @@ struct Halves<RowQ8> {
 };
 template <>
 struct Halves<RowE4M3> {
-    static constexpr bool kFinite = true;
     static constexpr float kScale = 1;
     static __device__ uint32_t two(uint32_t codes, uint32_t selector) {  // times 2^-8
         const uint32_t spread = __byte_perm(codes, 0, selector);         // a code in each upper byte
@@ -231,7 +218,6 @@ struct Halves<RowE4M3> {
 };
 template <>
 struct Halves<RowE5M2> {
-    static constexpr bool kFinite = false;
     static constexpr float kScale = 0;  // none
     static __device__ uint4 eight(uint2 codes, uint32_t, uint32_t) {
         return {__byte_perm(codes.x, 0, 0x1404), __byte_perm(codes.x, 0, 0x3424),
@@ -257,7 +243,6 @@ template <class Stored>
 __device__ void convert_as(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
                            const unsigned char* from, unsigned char* to, const TilePart& part, int lane) {
     const int low_row = share.seen_row(tile, 0), high_row = share.seen_row(tile, kTileTokens - 1);
-    const auto readable = [&](int row) { return Stored::kFinite ? row : max(low_row, min(row, high_row)); };
     const int eights = part.columns / 8, own_row = lane * plane.of_unit >> 16;
     constexpr int kBatch = 4;
     const int at_once = max(1, 32 * plane.of_unit >> 16), rows = kTileTokens / part.step;
@@ -279,7 +264,8 @@ __device__ void convert_as(const AbsorbedPlane& plane, const AbsorbedShare& shar
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
                 const int of_batch = (row + j * next) & (kTileTokens - 1);  // what is beyond is not stored
-                codes[j] = *reinterpret_cast<const uint2*>(own_codes + readable(of_batch) * plane.raw_row);
+                codes[j] = *reinterpret_cast<const uint2*>(own_codes + max(low_row, min(of_batch, high_row)) *
+                                                                           plane.raw_row);
                 scales[j] = Stored::kScale > 0 ? __shfl_sync(~0u, scale, of_batch) : 0;
             }
 #pragma unroll

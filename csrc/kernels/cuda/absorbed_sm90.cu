@@ -34,22 +34,30 @@ struct Cluster {
     static __device__ void before_copies() { fence_copies(); }
     static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait_block(barrier, parity); }
 
-    /// A bulk copy is started by one lane after the other, so each has a row; panels are one copy, since the
-    /// engine takes some 45 cycles for a copy of 256 bytes.
+    /// A slice of all rows, if it can be one copy: the engine takes some 45 cycles for each, of 256 bytes
+    /// too.
+    static __device__ void bring_at_once(const Absorbed& x, int rank, const TileSource& source,
+                                         unsigned char* to, uint64_t* full) {
+        const AbsorbedPlane& plane = x.rows;
+        if (!plane.panels) {
+            copy_bulk(to + plane.raw, source.rows + rank * plane.slice_bytes, plane.slice_bytes, full);
+            return;
+        }
+        const int head = plane.by_heads ? rank * plane.pieces : 0;
+        const int panel = plane.by_heads ? 0 : rank * (plane.slice / kPanelColumns);
+        copy_box(to + plane.tile, &x.boxes, {0, 0, panel, head, static_cast<int>(source.block)}, full);
+    }
+    /// A bulk copy is started by one lane after the other, so each has a row.
     static __device__ void bring(const Absorbed& x, int rank, const TileSource& source, int, int,
                                  unsigned char* to, uint64_t* full, int lane) {
         static_assert(kTileTokens == 32);
         unsigned bytes = 0;
         copy_share(x, rank, source, lane, [&](int, const void*, int n) { bytes += n; });
         for (int i = 16; i > 0; i /= 2) bytes += __shfl_xor_sync(~0u, bytes, i);
-        if (x.rows.panels) bytes += 2 * kTileTokens * x.rows.slice;
+        if (x.rows.at_once) bytes += x.rows.panels ? 2 * kTileTokens * x.rows.slice : x.rows.slice_bytes;
         if (lane == 0) barrier_arrive_expect(full, bytes);
         __syncwarp();
-        if (x.rows.panels && lane == 0) {
-            const int head = x.rows.by_heads ? rank * x.rows.pieces : 0;
-            const int panel = x.rows.by_heads ? 0 : rank * (x.rows.slice / kPanelColumns);
-            copy_box(to + x.rows.tile, &x.boxes, {0, 0, panel, head, static_cast<int>(source.block)}, full);
-        }
+        if (x.rows.at_once && lane == 0) bring_at_once(x, rank, source, to, full);
         copy_share(x, rank, source, lane,
                    [&](int at, const void* from, int n) { copy_bulk(to + at, from, n, full); });
     }
