@@ -62,7 +62,7 @@ __device__ void prepare_turns(const Absorbed& x, int thread, int threads) {
     }
 }
 
-template <class Operand>
+template <class Operand, bool kPanels>
 struct HeadScorer {
     static constexpr int kWords = 4;
     static constexpr float kUnit = key_unit<Operand>;
@@ -200,8 +200,7 @@ struct HeadScorer {
         const unsigned char* const shared = shared_memory();
         const int own = lane % 4 * 2, steps = head().dim / 16, apart = half_chunks(head());
         const auto keys_at = [&](int eight) {
-            return tile + x.rows.tile +
-                   x.rows.template eight_at<Operand::kConverted>(lane % 16, column / 8 + eight);
+            return tile + x.rows.tile + x.rows.template eight_at<kPanels>(lane % 16, column / 8 + eight);
         };
         const float* const q =
             reinterpret_cast<const float*>(shared + x.at.q) + head_in_slice * head().dim + own;

@@ -155,6 +155,7 @@ __device__ inline void write_ends(const Absorbed& x, const AbsorbedShare& share,
 /// A score warp: with `workers` others (x.workers, itself among them) it has a tile, which is their phase's.
 template <class Team, class Operand, int kM, int kScoreWarps>
 struct Scores {
+    static constexpr bool kPanels = Team::kBoxes && !Operand::kConverted;
     const Absorbed& x;
     const AbsorbedShare& share;
     const Team& team;
@@ -214,7 +215,7 @@ struct Scores {
 
     /// A warp has stored heads for itself, and needs no other but to learn what weights are relative to.
     __device__ void by_heads() {
-        const HeadScorer<Operand> scorer(x, crew.lane);
+        const HeadScorer<Operand, kPanels> scorer(x, crew.lane);
         Ring slot(x.at.slots), turn(x.phases);
         for (int tile = 0; tile < share.n_tiles; ++tile, next(), slot.next(), turn.next()) {
             if (turn.at != phase) continue;
@@ -243,7 +244,7 @@ struct Scores {
 
     /// Shares of the scores of a tile's heads, those that are read head by head.
     __device__ void read_heads(int heads) const {
-        const HeadScorer<Operand> scorer(x, crew.lane);
+        const HeadScorer<Operand, kPanels> scorer(x, crew.lane);
         float* const scores = reinterpret_cast<float*>(shared_memory() + x.at.scores);
         for (int head = crew.warp; head < heads; head += crew.warps)
             scores[head * kTileTokens + crew.lane] =
@@ -252,7 +253,7 @@ struct Scores {
 
     __device__ void of_whole_rows() {
         constexpr int kParts = Operand::kBrain ? 2 : 1, kWideSteps = kMaxSlice / 16 / kScoreWarps;
-        const WideScorer<Operand, kM, kParts, kWideSteps> wide(x, share, crew);
+        const WideScorer<Operand, kM, kParts, kWideSteps, kPanels> wide(x, share, crew);
         const int heads = x.head.dim ? heads_of_slice(x, share.rank) : 0;
         float* const sums =
             reinterpret_cast<float*>(shared_memory() + x.at.sums) + crew.warp * x.at.slot_heads * kSumStride;

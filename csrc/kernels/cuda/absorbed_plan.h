@@ -40,11 +40,11 @@ struct AbsorbedPlane {
     int raw_row = 0;            // and so many bytes from row to row,
     int raw_piece = 0;          // and from piece to piece, scales with them
 
-    /// Where columns [8 i, 8 i + 8) of a row of the tile are. What is converted never comes in panels.
-    template <bool kConverted = false>
+    /// Where columns [8 i, 8 i + 8) of a row of the tile are. kPanels: whether they may be in panels.
+    template <bool kPanels>
     __device__ int eight_at(int row, int i) const {
-        if (kConverted || !panels) return row * stride + 16 * i;
-        return i / 8 * kPanelBytes + row * kPanelRow + ((row ^ i) % 8) * 16;
+        if (!kPanels || !panels) return row * stride + 16 * i;
+        return (i >> 3) * kPanelBytes + row * kPanelRow + ((row ^ i) & 7) * 16;
     }
 };
 

@@ -92,7 +92,7 @@ struct Products {
             stride[j] = plane.stride;
             const int eight = (within * kGroupColumns + column) / 8;
             at[j] =
-                group < groups ? plane.tile + plane.template eight_at<Operand::kConverted>(row, eight) : -1;
+                group < groups ? plane.tile + plane.template eight_at<!Operand::kConverted>(row, eight) : -1;
         }
     }
 

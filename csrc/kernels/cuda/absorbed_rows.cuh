@@ -312,7 +312,8 @@ __device__ inline bool blank_rows(const AbsorbedPlane& plane, const AbsorbedShar
     if (share.sees(tile, 0) && share.sees(tile, kTileTokens - 1)) return false;
     if (share.sees(tile, lane)) return true;
     for (int i = part.row; i < part.columns / 8; i += part.step)
-        *reinterpret_cast<uint4*>(to + plane.tile + plane.eight_at(lane, part.column / 8 + i)) = {};
+        *reinterpret_cast<uint4*>(to + plane.tile +
+                                  plane.template eight_at<true>(lane, part.column / 8 + i)) = {};
     return true;
 }
 

@@ -10,7 +10,7 @@ namespace slimrt::cuda {
 namespace {
 
 struct Blocks {
-    static constexpr bool kOneBrings = false;
+    static constexpr bool kOneBrings = false, kBoxes = false;
     static constexpr int kWeightArrivals = kProductWarps;  // beside those of scored()
 
     const int of_launch, number, rank;

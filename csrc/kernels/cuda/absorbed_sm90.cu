@@ -10,6 +10,7 @@ namespace slimrt::cuda {
 namespace {
 
 struct Cluster {
+    static constexpr bool kBoxes = true;       // rows may come in panels
     static constexpr bool kOneBrings = true;   // in the background, and arrives when it is there
     static constexpr int kWeightArrivals = 0;  // beside those of scored()
 
