@@ -54,6 +54,7 @@ void barrier_init(uint64_t* barrier, uint32_t arrivals);
 void barrier_arrive(uint64_t* barrier, uint32_t expected_bytes = 0);
 void barrier_wait(uint64_t* barrier, uint32_t parity);
 void copy_bulk(void* to, const void* from, uint32_t bytes, uint64_t* barrier);
+void copy_box(void* to, const void* tensor, const int (&at)[5], uint64_t* barrier);  // tensor_map.cpp
 /// At most 16 bytes, of which a barrier is told when they are there.
 void store_later(void* to, const void* words, uint32_t bytes, uint64_t* barrier);
 /// An arrival when all copies that this thread has begun are there.

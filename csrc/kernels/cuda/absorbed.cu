@@ -122,8 +122,9 @@ void lay_out_rows(Absorbed& x) {
     const auto take = [](int& end, int bytes) { return std::exchange(end, end + round_up(bytes, 16)); };
     at.tile_bytes = at.stage_bytes = 0;
     for (AbsorbedPlane* plane : {&x.rows, &x.residual}) {
-        plane->stride = 2 * plane->slice + kPad;
-        plane->tile = take(at.tile_bytes, plane->slice ? kTileTokens * plane->stride : 0);
+        plane->stride = plane->panels ? kPanelRow : 2 * plane->slice + kPad;
+        const int row = plane->panels ? 2 * plane->slice : plane->stride;
+        plane->tile = take(at.tile_bytes, plane->slice ? kTileTokens * row : 0);
     }
     if (!x.converted) at.stage_bytes = at.tile_bytes;
     if (x.converted) {
@@ -138,6 +139,7 @@ void lay_out_rows(Absorbed& x) {
     }
     at.turns = take(at.stage_bytes, x.head.table ? kTileTokens / 8 * x.head.n_rot * 4 : 0);
     at.factors = take(at.stage_bytes, x.head.has_factors ? x.head.factors_of_slice() * kTileTokens * 4 : 0);
+    if (x.rows.panels) at.stage_bytes = round_up(at.stage_bytes, kPanelAlign);
 }
 
 /// A warp has heads of a slice for itself, and more than one tile is scored at once where heads are few: no
@@ -147,7 +149,8 @@ void share_scores(Absorbed& x, int stages, int tiles) {
     const int warps = score_warps_of(x.n_heads);
     x.workers = x.wide.dim ? warps : std::min(warps, x.rows.slice / x.head.dim);
     x.phases = std::min({warps / x.workers, x.converted ? stages - 1 : stages, tiles});
-    x.rows.of_unit = 65536 * 8 / (x.wide.dim ? x.rows.slice : x.head.dim) + 1;  // of at most 32 * 64 in all
+    const int columns = std::min(x.rows.piece, x.wide.dim ? x.rows.slice : x.head.dim);
+    x.rows.of_unit = 65536 * 8 / columns + 1;  // of at most 32
 }
 
 /// With so many stages and tiles of converted rows.
@@ -172,7 +175,7 @@ void lay_out(Absorbed& x, int stages, int tiles) {
     at.sums = take(x.wide.dim ? kWideWarps * at.slot_heads * kSumStride * kFloat : 0);
     at.parts = take(x.wide.dim && !x.mailed ? kPartSlots * x.n_heads * kTileTokens * kFloat : 0);
     at.references = take(x.own_heads * kFloat);
-    at.state = take(x.phases * x.own_heads * 2 * kFloat);
+    at.state = take(x.phases * x.own_heads * (1 + kTileTokens) * kFloat);
     const int barriers = 2 * stages + tiles + at.slots + kPartSlots + 1 + x.phases * x.own_heads;
     at.barriers = take(barriers * static_cast<int>(sizeof(uint64_t)));
     at.bytes = end;
@@ -206,6 +209,8 @@ bool share_columns(Absorbed& x, int team, size_t shared_bytes) {
         x.rows.by_heads ? x.rows.pieces * (x.rows.rows.head_elements + x.rows.rows.head_scales) * kTileTokens
                         : bytes_of(x.rows.rows.dtype, slice);
     if (slice > kMaxSlice || (stored < width && slice % stored)) return false;
+    x.rows.panels = !x.mailed && !x.converted && slice % kPanelColumns == 0 && stored % kPanelColumns == 0;
+    x.rows.at_once = x.rows.panels || (!x.mailed && x.converted && x.rows.by_heads);
     x.residual.slice = x.residual.width ? round_up((x.residual.width + team - 1) / team, unit) : 0;
     const int groups = (slice + x.residual.slice) / kGroupColumns;
     if (groups > kProductWarps * (x.n_heads > 32 ? 4 : 5)) return false;

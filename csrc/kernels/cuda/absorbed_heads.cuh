@@ -62,7 +62,7 @@ __device__ void prepare_turns(const Absorbed& x, int thread, int threads) {
     }
 }
 
-template <class Operand>
+template <class Operand, bool kPanels>
 struct HeadScorer {
     static constexpr int kWords = 4;
     static constexpr float kUnit = key_unit<Operand>;
@@ -199,7 +199,9 @@ struct HeadScorer {
                               int head_in_slice) const {
         const unsigned char* const shared = shared_memory();
         const int own = lane % 4 * 2, steps = head().dim / 16, apart = half_chunks(head());
-        const unsigned char* const row = tile + x.rows.tile + lane % 16 * x.rows.stride + 2 * column;
+        const auto keys_at = [&](int eight) {
+            return tile + x.rows.tile + x.rows.template eight_at<kPanels>(lane % 16, column / 8 + eight);
+        };
         const float* const q =
             reinterpret_cast<const float*>(shared + x.at.q) + head_in_slice * head().dim + own;
         const float* const octet = turns_of_octets + lane / 8 * head().n_rot;
@@ -207,10 +209,10 @@ struct HeadScorer {
             reinterpret_cast<const uint32_t*>(shared + x.at.affine) + column / 2 + lane % 4;
         float sum[2][4] = {};  // of 16 rows each
         if (kTurning == Turning::halves) {
-            const unsigned char* const keys = row + (lane < 16 ? 0 : 16 * apart);
+            const int second = lane < 16 ? 0 : apart;
 #pragma unroll 4
             for (int i = 0; i < apart; ++i)
-                multiply<kTurning, kAffine, true>({keys + 16 * i,
+                multiply<kTurning, kAffine, true>({keys_at(i + second),
                                                    {q + 8 * i, q + 8 * (apart + i)},
                                                    octet + 2 * (8 * i + own),
                                                    {affine + 4 * i, affine + 4 * (apart + i)},
@@ -218,10 +220,10 @@ struct HeadScorer {
                                                    8 * i},
                                                   sum);
         }
-        const unsigned char* const keys = row + (lane < 16 ? 0 : 16);
+        const int second = lane < 16 ? 0 : 1;
 #pragma unroll 4
         for (int i = apart; i < steps; ++i)
-            multiply<kTurning, kAffine, false>({keys + 32 * i,
+            multiply<kTurning, kAffine, false>({keys_at(2 * i + second),
                                                 {q + 16 * i, q + 16 * i + 8},
                                                 octet + 16 * i + own,
                                                 {affine + 8 * i, affine + 8 * i + 4},

@@ -91,7 +91,8 @@ __device__ void prepare(const Absorbed& x, const AbsorbedShare& share) {
     }
     const SoftmaxState state(x);
     for (int i = thread; i < x.own_heads; i += n) state.reference[i] = -kAbsorbedInfinity;
-    for (int i = thread; i < x.phases * x.own_heads; i += n) state.ends[i] = {-kAbsorbedInfinity, 0};
+    for (int i = thread; i < x.phases * x.own_heads; i += n) state.of_phase[i] = -kAbsorbedInfinity;
+    for (int i = thread; i < x.phases * x.own_heads * kTileTokens; i += n) state.sums[i] = 0;
 }
 
 /// A block's shares of the scores of a tile, from its warps' sums and what it read head by head, to the
@@ -142,9 +143,11 @@ __device__ inline void write_ends(const Absorbed& x, const AbsorbedShare& share,
     for (int own = crew.warp; own < x.own_heads; own += crew.warps) {
         float2 all = {state.reference[own], 0};
         for (int phase = 0; phase < x.phases; ++phase) {
-            const float2 some = state.ends[phase * x.own_heads + own];
-            if (some.y != 0) all.y += some.y * __expf(some.x - all.x);
+            const int at = phase * x.own_heads + own;
+            const float sum = state.sums[at * kTileTokens + crew.lane];
+            if (sum != 0) all.y += sum * __expf(state.of_phase[at] - all.x);
         }
+        for (int i = 16; i > 0; i /= 2) all.y += __shfl_xor_sync(~0u, all.y, i);
         if (crew.lane == 0) ends[own] = all;
     }
 }
@@ -152,6 +155,7 @@ __device__ inline void write_ends(const Absorbed& x, const AbsorbedShare& share,
 /// A score warp: with `workers` others (x.workers, itself among them) it has a tile, which is their phase's.
 template <class Team, class Operand, int kM, int kScoreWarps>
 struct Scores {
+    static constexpr bool kPanels = Team::kBoxes && !Operand::kConverted;
     const Absorbed& x;
     const AbsorbedShare& share;
     const Team& team;
@@ -201,6 +205,8 @@ struct Scores {
     __device__ void convert(int tile, const TilePart& part) const {
         if constexpr (Operand::kConverted)
             convert_rows(x.rows, share, tile, stage_data(), tile_data(), part, crew.lane);
+        else if (x.rows.panels && blank_rows(x.rows, share, tile, tile_data(), part, crew.lane))
+            Team::before_copies();
     }
     __device__ void next() {
         stage.next();
@@ -209,7 +215,7 @@ struct Scores {
 
     /// A warp has stored heads for itself, and needs no other but to learn what weights are relative to.
     __device__ void by_heads() {
-        const HeadScorer<Operand> scorer(x, crew.lane);
+        const HeadScorer<Operand, kPanels> scorer(x, crew.lane);
         Ring slot(x.at.slots), turn(x.phases);
         for (int tile = 0; tile < share.n_tiles; ++tile, next(), slot.next(), turn.next()) {
             if (turn.at != phase) continue;
@@ -238,7 +244,7 @@ struct Scores {
 
     /// Shares of the scores of a tile's heads, those that are read head by head.
     __device__ void read_heads(int heads) const {
-        const HeadScorer<Operand> scorer(x, crew.lane);
+        const HeadScorer<Operand, kPanels> scorer(x, crew.lane);
         float* const scores = reinterpret_cast<float*>(shared_memory() + x.at.scores);
         for (int head = crew.warp; head < heads; head += crew.warps)
             scores[head * kTileTokens + crew.lane] =
@@ -247,7 +253,7 @@ struct Scores {
 
     __device__ void of_whole_rows() {
         constexpr int kParts = Operand::kBrain ? 2 : 1, kWideSteps = kMaxSlice / 16 / kScoreWarps;
-        const WideScorer<Operand, kM, kParts, kWideSteps> wide(x, share, crew);
+        const WideScorer<Operand, kM, kParts, kWideSteps, kPanels> wide(x, share, crew);
         const int heads = x.head.dim ? heads_of_slice(x, share.rank) : 0;
         float* const sums =
             reinterpret_cast<float*>(shared_memory() + x.at.sums) + crew.warp * x.at.slot_heads * kSumStride;

@@ -2,6 +2,8 @@
 // takes a split of a sequence; each of its blocks a slice of the columns and as large a share of the heads.
 #pragma once
 
+#include <cuda.h>
+
 #include "kernels/cuda/finish_score.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/rows.cuh"
@@ -18,6 +20,9 @@ inline constexpr int kWeightStride = 80;  // bytes between heads of 32 softmax w
 inline constexpr int kSumStride = 36;     // floats between heads of 32 partial scores
 inline constexpr int kPartSlots = 4;      // tiles whose partial scores may be on their way
 inline constexpr int kPad = 16;           // bytes after a row of a tile, so that 8 rows lie in all banks
+/// Or a tile is panels of 64 columns, [kTileTokens][kPanelRow], as copies of boxes bring them (tensor_map.h).
+inline constexpr int kPanelColumns = 64, kPanelRow = 128, kPanelBytes = kTileTokens * kPanelRow;
+inline constexpr int kPanelAlign = 8 * kPanelRow;
 
 /// A plane of rows whose columns the blocks of a team share.
 struct AbsorbedPlane {
@@ -26,12 +31,21 @@ struct AbsorbedPlane {
     bool by_heads = false;      // stored in several heads, of which a slice has whole ones
     int slice_bytes = 0;        // from slice to slice in a block of the cache
     int tile = 0, stride = 0;   // where a tile of operands has it, and bytes from row to row
+    bool panels = false;        // of such a tile
+    bool at_once = false;       // a cluster's copies bring a slice of all rows by one of them
     int raw = 0;                // where a stage has it as it is stored, if it is converted: pieces, each
     int pieces = 1, piece = 0;  // of so many columns, a stored head or the slice,
     int of_piece = 0;           // (its number is i * of_piece / 2^16 for columns [8 i, 8 i + 8))
-    int of_unit = 0;            // i * of_unit / 2^16: i by what a warp converts of a row, in eights
+    int of_unit = 0;            // i * of_unit / 2^16: i by what a warp converts of a piece, in eights
     int raw_row = 0;            // and so many bytes from row to row,
     int raw_piece = 0;          // and from piece to piece, scales with them
+
+    /// Where columns [8 i, 8 i + 8) of a row of the tile are. kPanels: whether they may be in panels.
+    template <bool kPanels>
+    __device__ int eight_at(int row, int i) const {
+        if (!kPanels || !panels) return row * stride + 16 * i;
+        return (i >> 3) * kPanelBytes + row * kPanelRow + ((row ^ i) & 7) * 16;
+    }
 };
 
 /// Bits of an element, of types that are operands or a residual.
@@ -132,6 +146,7 @@ struct Absorbed {
     float *partial, *ends;  // [sequence][split][head][columns]; [..][head][maximum, sum]
     AbsorbedLayout at;
     AbsorbedMail mail;
+    CUtensorMap boxes;  // of rows, if they come in panels
 
     int columns;  // of rows and residual together
 };

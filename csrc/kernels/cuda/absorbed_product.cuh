@@ -18,13 +18,14 @@ struct WeightSlot {
           shrink(reinterpret_cast<float*>(weights + x.at.slot_heads * kWeightStride)) {}
 };
 
-/// Of the own heads: what weights are relative to, and of each phase that and the sum of its weights.
+/// Of the own heads: what weights are relative to; and of each phase that and sums of its weights, a lane's
+/// each.
 struct SoftmaxState {
-    float* reference;
-    float2* ends;
+    float *reference, *of_phase, *sums;
     __device__ explicit SoftmaxState(const Absorbed& x)
         : reference(reinterpret_cast<float*>(shared_memory() + x.at.references)),
-          ends(reinterpret_cast<float2*>(shared_memory() + x.at.state)) {}
+          of_phase(reinterpret_cast<float*>(shared_memory() + x.at.state)),
+          sums(of_phase + x.phases * x.own_heads) {}
 };
 
 /// The largest of a warp's numbers, in one instruction: made integers of the same order.
@@ -64,12 +65,11 @@ __device__ void share_weights(const Absorbed& x, const AbsorbedShare& share, con
     const uint32_t pair = weight | __shfl_xor_sync(~0u, weight, 1) << 16;  // on even lanes
     team.send_weights(x, slot, head, pair, __expf(before - reference), lane);
 
-    float sum = Operand::number(weight);
-    for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
-    if (lane == 0) {
-        float2& end = state.ends[turn.at * x.own_heads + own];
-        end = {now, end.y * __expf(end.x - reference) + sum};
-    }
+    const int at = turn.at * x.own_heads + own;
+    float& sum = state.sums[at * kTileTokens + lane];
+    sum = sum * __expf(state.of_phase[at] - reference) + Operand::number(weight);
+    __syncwarp();  // all lanes have read it
+    if (lane == 0) state.of_phase[at] = now;
     __syncwarp();  // all lanes read the reference at the next tile
 }
 
@@ -90,8 +90,9 @@ struct Products {
             const AbsorbedPlane& plane = group < slice_groups ? x.rows : x.residual;
             const int within = group < slice_groups ? group : group - slice_groups;
             stride[j] = plane.stride;
+            const int eight = (within * kGroupColumns + column) / 8;
             at[j] =
-                group < groups ? plane.tile + row * plane.stride + 2 * (within * kGroupColumns + column) : -1;
+                group < groups ? plane.tile + plane.template eight_at<!Operand::kConverted>(row, eight) : -1;
         }
     }
 

@@ -59,14 +59,14 @@ __device__ inline int columns_of(const AbsorbedPlane& plane, int rank) {
 /// Where a tile's rows are.
 struct TileSource {
     const unsigned char *rows, *residual, *factors;  // their blocks of the cache
-    int64_t first;                                   // row
+    int64_t block, first;                            // of the cache; row
     int low, high;                                   // rows of it that are seen
 
     __device__ TileSource(const Absorbed& x, const AbsorbedShare& share, int tile)
-        : first(share.first_row(tile)),
+        : block(share.table[share.first + tile]),
+          first(share.first_row(tile)),
           low(share.seen_row(tile, 0)),
           high(share.seen_row(tile, kTileTokens - 1)) {
-        const int64_t block = share.table[share.first + tile];
         rows = x.rows.rows.base + block * x.rows.rows.block_stride;
         residual = x.residual.rows.base + block * x.residual.rows.block_stride;
         factors = x.head.factors.base + block * x.head.factors.block_stride;
@@ -129,10 +129,10 @@ __device__ void copy_besides(const Absorbed& x, int rank, const TileSource& sour
     copy(x.at.factors, source.factors + (head.head_factors ? rank * bytes : 0), bytes);
 }
 
-/// All that the one who brings row `row` brings of a tile.
+/// All that the one who brings row `row` brings of a tile, but what comes at once.
 template <class Copy>
 __device__ void copy_share(const Absorbed& x, int rank, const TileSource& source, int row, Copy&& copy) {
-    copy_rows(x.rows, x.converted, rank, source, row, copy);
+    if (!x.rows.at_once) copy_rows(x.rows, x.converted, rank, source, row, copy);
     if (x.residual.width) copy_residual(x.residual, rank, source, row, copy);
     copy_besides(x, rank, source, row, copy);
 }
@@ -225,35 +225,73 @@ struct Halves<RowE5M2> {
     }
 };
 
-/// What of a tile's slice a warp converts: columns of every `step`-th row.
+/// What of a tile's slice a warp converts: columns of every `step`-th row; or blanks: every `step`-th eight.
 struct TilePart {
     int column, columns, row, step;
 };
 
-/// To f16, eight columns at a time.
+/// A row's scale as two f16 that add up to it, but for 2^-22 of it.
+__device__ inline uint32_t split_scale(float scale) {
+    const uint32_t high = pair_f16(scale, 0);
+    return high | pair_f16(0, scale - from_f16(static_cast<uint16_t>(high)));
+}
+
+/// To f16, eight columns at a time: columns [column, column + columns) of a piece that begins at `from`.
+/// Lanes have the same eights in row after row, several on their way at once. `to`: where the tile has column
+/// 0 of the first row.
 template <class Stored>
 __device__ void convert_as(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
-                           const unsigned char* stage, unsigned char* to, const TilePart& part, int lane) {
+                           const unsigned char* from, unsigned char* to, const TilePart& part, int lane) {
     const int low_row = share.seen_row(tile, 0), high_row = share.seen_row(tile, kTileTokens - 1);
-    const int units = part.columns / 8;
-#pragma unroll 4
-    for (int i = lane; i < kTileTokens / part.step * units; i += 32) {
-        const int of_part = i * plane.of_unit >> 16, row = part.row + of_part * part.step;
-        const int column = part.column + 8 * (i - of_part * units);
-        const int piece = column / 8 * plane.of_piece >> 16, seen = max(low_row, min(row, high_row));
-        const unsigned char* const from = stage + plane.raw + piece * plane.raw_piece;
-        uint32_t high = 0, low = 0;
-        if (Stored::kScale > 0) {
-            const auto* const scales = reinterpret_cast<const float*>(from + kTileTokens * plane.raw_row);
-            const float scale = scales[seen] * Stored::kScale;
-            high = pair_f16(scale, scale);
-            const float rest = scale - from_f16(static_cast<uint16_t>(high));
-            low = pair_f16(rest, rest);
+    const int eights = part.columns / 8, own_row = lane * plane.of_unit >> 16;
+    constexpr int kBatch = 4;
+    const int at_once = max(1, 32 * plane.of_unit >> 16), rows = kTileTokens / part.step;
+    const int next = at_once * part.step;  // row
+    const auto* const scale_of = reinterpret_cast<const float*>(from + kTileTokens * plane.raw_row);
+    uint32_t scale = 0;
+    if (Stored::kScale > 0) scale = split_scale(scale_of[share.seen_row(tile, lane)] * Stored::kScale);
+#pragma unroll 1
+    for (int base = 0; base < eights; base += 32) {
+        const int eight = base + lane - own_row * eights;
+        const int own_rows = eight < eights && own_row < at_once ? rows - own_row : 0;
+        const unsigned char* const own_codes = from + part.column + 8 * min(eight, eights - 1);
+        unsigned char* halves = to + 16 * eight + (part.row + own_row * part.step) * plane.stride;
+#pragma unroll 1
+        for (int i = 0; i < rows; i += kBatch * at_once) {
+            uint2 codes[kBatch];
+            uint32_t scales[kBatch];
+            const int row = part.row + (i + own_row) * part.step;
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) {
+                const int of_batch = (row + j * next) & (kTileTokens - 1);  // what is beyond is not stored
+                codes[j] = *reinterpret_cast<const uint2*>(own_codes + max(low_row, min(of_batch, high_row)) *
+                                                                           plane.raw_row);
+                scales[j] = Stored::kScale > 0 ? __shfl_sync(~0u, scale, of_batch) : 0;
+            }
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) {
+                const uint4 eight_halves = Stored::eight(codes[j], __byte_perm(scales[j], 0, 0x1010),
+                                                         __byte_perm(scales[j], 0, 0x3232));
+                if (i + j * at_once < own_rows)
+                    *reinterpret_cast<uint4*>(halves + j * next * plane.stride) = eight_halves;
+            }
+            halves += kBatch * next * plane.stride;
         }
-        const auto eight =
-            *reinterpret_cast<const uint2*>(from + column - piece * plane.piece + seen * plane.raw_row);
-        *reinterpret_cast<uint4*>(to + plane.tile + row * plane.stride + 2 * column) =
-            Stored::eight(eight, high, low);
+    }
+}
+
+/// A piece of them after the other.
+template <class Stored>
+__device__ void convert_pieces(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
+                               const unsigned char* stage, unsigned char* to, const TilePart& part,
+                               int lane) {
+    TilePart of_piece = part;
+    of_piece.columns = min(part.columns, plane.piece);
+    for (int column = part.column; column < part.column + part.columns; column += plane.piece) {
+        const int piece = column / 8 * plane.of_piece >> 16;
+        of_piece.column = column - piece * plane.piece;
+        convert_as<Stored>(plane, share, tile, stage + plane.raw + piece * plane.raw_piece,
+                           to + plane.tile + 2 * column, of_piece, lane);
     }
 }
 
@@ -262,8 +300,21 @@ __device__ inline void convert_rows(const AbsorbedPlane& plane, const AbsorbedSh
                                     int lane) {
     with_row_type(plane.rows.dtype, [&]<class Row>(Row) {
         if constexpr (sizeof(typename Row::Code) == 1 && Row::kGroup == 0)
-            convert_as<Halves<Row>>(plane, share, tile, stage, to, part, lane);
+            convert_pieces<Halves<Row>>(plane, share, tile, stage, to, part, lane);
     });
+}
+
+/// Zeros for what is not seen of panels, which come as they are and may hold anything there: of columns that
+/// `part` names. False: all is seen.
+__device__ inline bool blank_rows(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
+                                  unsigned char* to, const TilePart& part, int lane) {
+    static_assert(kTileTokens == 32);
+    if (share.sees(tile, 0) && share.sees(tile, kTileTokens - 1)) return false;
+    if (share.sees(tile, lane)) return true;
+    for (int i = part.row; i < part.columns / 8; i += part.step)
+        *reinterpret_cast<uint4*>(to + plane.tile +
+                                  plane.template eight_at<true>(lane, part.column / 8 + i)) = {};
+    return true;
 }
 
 /// The residual's slice, of any type, to operands; columns that are not there become zeros.

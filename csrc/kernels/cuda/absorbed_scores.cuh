@@ -32,7 +32,7 @@ struct Crew {
 };
 
 /// All heads' queries of a whole row, this warp's columns of the slice, as operands: `kParts` that add up.
-template <class Operand, int kM, int kParts, int kWideSteps>
+template <class Operand, int kM, int kParts, int kWideSteps, bool kPanels>
 struct WideScorer {
     const Absorbed& x;
     const Crew& crew;
@@ -69,13 +69,13 @@ struct WideScorer {
 #pragma unroll 1
         for (int row = 0; row < kTileTokens; row += 16) {
             float sum[kM][2][4] = {};
-            const unsigned char* const from =
-                tile + x.rows.tile + (row + lane / 16 * 8 + lane % 8) * x.rows.stride + lane / 8 % 2 * 16;
+            const int own = row + lane / 16 * 8 + lane % 8;
 #pragma unroll
             for (int i = 0; i < kWideSteps; ++i) {
                 if (16 * step(i) >= x.rows.slice) break;
                 uint32_t b[4];
-                load_matrices(b, from + 32 * step(i));
+                load_matrices(b, tile + x.rows.tile +
+                                     x.rows.template eight_at<kPanels>(own, 2 * step(i) + lane / 8 % 2));
 #pragma unroll
                 for (int part = 0; part < kParts; ++part)
 #pragma unroll

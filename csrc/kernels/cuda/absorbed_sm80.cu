@@ -10,7 +10,7 @@ namespace slimrt::cuda {
 namespace {
 
 struct Blocks {
-    static constexpr bool kOneBrings = false;
+    static constexpr bool kOneBrings = false, kBoxes = false;
     static constexpr int kWeightArrivals = kProductWarps;  // beside those of scored()
 
     const int of_launch, number, rank;
@@ -28,6 +28,7 @@ struct Blocks {
     }
     static __device__ void begin() { __syncthreads(); }
     static __device__ void end() {}
+    static __device__ void before_copies() {}
     static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait(barrier, parity); }
 
     /// 512 bytes at a time.

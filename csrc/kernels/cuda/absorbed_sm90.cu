@@ -4,11 +4,13 @@
 #include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/absorbed_kernel.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
+#include "kernels/cuda/tensor_map.h"
 
 namespace slimrt::cuda {
 namespace {
 
 struct Cluster {
+    static constexpr bool kBoxes = true;       // rows may come in panels
     static constexpr bool kOneBrings = true;   // in the background, and arrives when it is there
     static constexpr int kWeightArrivals = 0;  // beside those of scored()
 
@@ -29,8 +31,23 @@ struct Cluster {
         cluster_sync();
     }
     static __device__ void end() { cluster_sync(); }  // others may still write here
+    /// What this thread wrote comes before copies to the same place, once others know of it.
+    static __device__ void before_copies() { fence_copies(); }
     static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait_block(barrier, parity); }
 
+    /// A slice of all rows, if it can be one copy: the engine takes some 45 cycles for each, of 256 bytes
+    /// too.
+    static __device__ void bring_at_once(const Absorbed& x, int rank, const TileSource& source,
+                                         unsigned char* to, uint64_t* full) {
+        const AbsorbedPlane& plane = x.rows;
+        if (!plane.panels) {
+            copy_bulk(to + plane.raw, source.rows + rank * plane.slice_bytes, plane.slice_bytes, full);
+            return;
+        }
+        const int head = plane.by_heads ? rank * plane.pieces : 0;
+        const int panel = plane.by_heads ? 0 : rank * (plane.slice / kPanelColumns);
+        copy_box(to + plane.tile, &x.boxes, {0, 0, panel, head, static_cast<int>(source.block)}, full);
+    }
     /// A bulk copy is started by one lane after the other, so each has a row.
     static __device__ void bring(const Absorbed& x, int rank, const TileSource& source, int, int,
                                  unsigned char* to, uint64_t* full, int lane) {
@@ -38,8 +55,10 @@ struct Cluster {
         unsigned bytes = 0;
         copy_share(x, rank, source, lane, [&](int, const void*, int n) { bytes += n; });
         for (int i = 16; i > 0; i /= 2) bytes += __shfl_xor_sync(~0u, bytes, i);
+        if (x.rows.at_once) bytes += x.rows.panels ? 2 * kTileTokens * x.rows.slice : x.rows.slice_bytes;
         if (lane == 0) barrier_arrive_expect(full, bytes);
         __syncwarp();
+        if (x.rows.at_once && lane == 0) bring_at_once(x, rank, source, to, full);
         copy_share(x, rank, source, lane,
                    [&](int at, const void* from, int n) { copy_bulk(to + at, from, n, full); });
     }
@@ -83,9 +102,25 @@ struct Cluster {
     }
 };
 
+/// A tile's slice as one box: 128 bytes of a row, rows, panels of a stored head, heads, blocks of the cache.
+CUtensorMap boxes_of(const AbsorbedPlane& plane) {
+    constexpr uint64_t kBlocks = uint64_t{1} << 31;  // how many there are only the table knows
+    const RowsView& rows = plane.rows;
+    const auto panels = [](int columns) { return static_cast<unsigned>(columns / kPanelColumns); };
+    return tensor_map(
+        {rows.base,
+         {kPanelRow, kTileTokens, panels(rows.head_dim), unsigned(plane.width / rows.head_dim), kBlocks},
+         {unsigned(rows.head_elements), kPanelRow, rows.head_block, rows.block_stride},
+         {kPanelRow, kTileTokens, panels(plane.piece), unsigned(plane.pieces), 1}});
+}
+
 }  // namespace
 
-void absorbed_clusters(const Device& device, const Absorbed& x) { start_team<Cluster>(device, x); }
+void absorbed_clusters(const Device& device, const Absorbed& x) {
+    Absorbed some = x;
+    if (x.rows.panels) some.boxes = boxes_of(x.rows);
+    start_team<Cluster>(device, some);
+}
 
 /// As driver and device say: groups of processors differ from device to device, and MIG has parts of them.
 void ask_for_clusters(Device& device) {

@@ -26,7 +26,7 @@ __device__ inline void let_next_begin() {
 
 /// The block's dynamic shared memory; the only kind that kernels of clusters use.
 __device__ inline unsigned char* shared_memory() {
-    extern __shared__ __align__(128) unsigned char slimrt_shared[];
+    extern __shared__ __align__(1024) unsigned char slimrt_shared[];
     return slimrt_shared;
 }
 

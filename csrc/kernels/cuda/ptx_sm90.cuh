@@ -1,5 +1,5 @@
 // The same for sm_90a alone: clusters of blocks that read each other's shared memory, barriers that count
-// bytes, bulk copies. For units that are compiled for no other architecture.
+// bytes, bulk copies, also of boxes of a tensor. For units that are compiled for no other architecture.
 #pragma once
 
 #include "kernels/cuda/ptx.cuh"
@@ -68,5 +68,17 @@ __device__ inline void copy_bulk(void* shared, const void* global, uint32_t byte
         "l"(global), "r"(bytes), "r"(shared_address(barrier))
         : "memory");
 }
+
+/// Copies the box at these coordinates of a tensor (tensor_map.h), which lies in constant memory, to an
+/// address that is a multiple of 1024, and counts its bytes at the barrier.
+__device__ inline void copy_box(void* shared, const void* map, const int (&at)[5], uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared_address(shared)),
+        "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(shared_address(barrier))
+        : "memory");
+}
+/// What this thread has written to shared memory comes before copies that others, who know of it, then start.
+__device__ inline void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace slimrt::cuda

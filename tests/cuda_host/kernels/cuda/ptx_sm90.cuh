@@ -26,5 +26,9 @@ inline void store_async(void* own, uint32_t word, uint64_t* barrier, uint32_t ra
 inline void copy_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
     cuda_host::copy_bulk(shared, global, bytes, barrier);
 }
+inline void copy_box(void* shared, const void* map, const int (&at)[5], uint64_t* barrier) {
+    cuda_host::copy_box(shared, map, at, barrier);
+}
+inline void fence_copies() {}
 
 }  // namespace slimrt::cuda

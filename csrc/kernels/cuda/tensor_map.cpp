@@ -1,0 +1,46 @@
+#include "kernels/cuda/tensor_map.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "kernels/cuda/device.h"
+
+namespace slimrt::cuda {
+namespace {
+
+/// The driver's function: a library that needs it by name would not be loaded where there is no driver.
+decltype(&cuTensorMapEncodeTiled) encoder() {
+    constexpr const char* kName = "cuTensorMapEncodeTiled";
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+#if CUDART_VERSION >= 12050
+    constexpr unsigned kFirstVersion = 12000;
+    check(cudaGetDriverEntryPointByVersion(kName, &function, kFirstVersion, cudaEnableDefault, &found),
+          kName);
+#else
+    check(cudaGetDriverEntryPoint(kName, &function, cudaEnableDefault, &found), kName);
+#endif
+    if (found != cudaDriverEntryPointSuccess) fail(ErrorCode::device, "the driver does not know ", kName);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+}
+
+}  // namespace
+
+CUtensorMap tensor_map(const TensorBoxes& boxes) {
+    static const auto encode = encoder();
+    constexpr std::array<cuuint32_t, 5> kEach = {1, 1, 1, 1, 1};
+    std::array<cuuint64_t, 5> sizes;
+    std::array<cuuint64_t, 4> strides;
+    std::ranges::copy(boxes.sizes, sizes.begin());
+    std::ranges::copy(boxes.strides, strides.begin());
+    CUtensorMap map;
+    const CUresult result = encode(
+        &map, CU_TENSOR_MAP_DATA_TYPE_UINT8, sizes.size(), const_cast<void*>(boxes.base), sizes.data(),
+        strides.data(), boxes.box.data(), kEach.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS)
+        fail(ErrorCode::device, "describing rows to the copy engine: error ", int(result));
+    return map;
+}
+
+}  // namespace slimrt::cuda
