@@ -170,14 +170,14 @@ def test_capped_scores_and_sinks(name, mode, how, dtype, convert, tmp_path):
     ],
 )
 def test_types_of_weights(stored, mode, tmp_path):
-    """As the CPU multiplies their values in float32, or, where a model makes more of a float's rounding, as the device
-    does so; few tokens, as many are rounded to 16 bits. A plan counts what a file holds, or the codes and scales that
-    TQ1_0, IQ2 and IQ3 become."""
+    """As the CPU multiplies their values in float32; few tokens, as many are rounded to 16 bits. Where a model makes
+    more of rounding, 8 times what the device's floats make of it: x has 22 bits of 24, and tensor cores cut sums off.
+    A plan counts what a file holds, or the codes and scales that TQ1_0, IQ2 and IQ3 become."""
     path = write_tiny(tmp_path / "stored.gguf", d=256, d_ff=256, stored=stored)
     values = write_tiny(tmp_path / "values.gguf", d=256, d_ff=256, stored=stored, dequantised=True)
     found = decode(open_engine(path, mode, "f32", device="cuda"), IDS[:12], 8)
     wanted, floats = (decode(open_engine(values, mode, "f32", device=d), IDS[:12], 8) for d in ("cpu", "cuda"))
-    assert relative(found, wanted) < (INVERTED if mode == "k" else max(FLOAT32, 4 * relative(floats, wanted)))
+    assert relative(found, wanted) < (INVERTED if mode == "k" else max(FLOAT32, 8 * relative(floats, wanted)))
     planned = _core.plan(str(path), n_ctx=64, cache=mode, device="cuda")
     held = {"TQ1_0": 66 / 54, "IQ2_XXS": 146 / 66, "IQ3_XXS": 146 / 98, "IQ3_S": 146 / 110}.get(stored, 1)
     matrices = sum(t.n_bytes for t in gguf.GGUFReader(path).tensors if t.tensor_type.name == stored)

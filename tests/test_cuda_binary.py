@@ -26,7 +26,8 @@ BY_NVCC = b".nv_fatbin" in CORE.read_bytes()
 pytestmark = pytest.mark.skipif(not BY_NVCC, reason="this core was built without nvcc")
 
 # Products of matrices, copies to shared memory in the background, matrices out of shared memory. Whole rows on sm_90a:
-# bulk copies, also of boxes of a tensor, barriers that count their bytes and a barrier of the cluster; before it barriers that count copies.
+# bulk copies, also of boxes of a tensor, barriers that count their bytes and a barrier of the cluster; before it
+# barriers that count copies.
 WANTED = {
     "decode_kernel": {"HMMA", "LDGSTS"},
     "prefill_kernel": {"HMMA", "LDSM"},

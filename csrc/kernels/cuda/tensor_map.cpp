@@ -9,19 +9,26 @@ namespace slimrt::cuda {
 namespace {
 
 /// The driver's function: a library that needs it by name would not be loaded where there is no driver.
-decltype(&cuTensorMapEncodeTiled) encoder() {
-    constexpr const char* kName = "cuTensorMapEncodeTiled";
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-#if CUDART_VERSION >= 12050
+/// Toolkits before 12.5 and after 12 each have one of the two ways to ask.
+template <class Found>
+void* driver_function(const char* name, Found found) {
     constexpr unsigned kFirstVersion = 12000;
-    check(cudaGetDriverEntryPointByVersion(kName, &function, kFirstVersion, cudaEnableDefault, &found),
-          kName);
-#else
-    check(cudaGetDriverEntryPoint(kName, &function, cudaEnableDefault, &found), kName);
-#endif
-    if (found != cudaDriverEntryPointSuccess) fail(ErrorCode::device, "the driver does not know ", kName);
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+    void* function = nullptr;
+    if constexpr (requires {
+                      cudaGetDriverEntryPointByVersion(name, &function, kFirstVersion, cudaEnableDefault,
+                                                       &found);
+                  })
+        check(cudaGetDriverEntryPointByVersion(name, &function, kFirstVersion, cudaEnableDefault, &found),
+              name);
+    else
+        check(cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found), name);
+    if (found != cudaDriverEntryPointSuccess) fail(ErrorCode::device, "the driver does not know ", name);
+    return function;
+}
+
+decltype(&cuTensorMapEncodeTiled) encoder() {
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(
+        driver_function("cuTensorMapEncodeTiled", cudaDriverEntryPointQueryResult{}));
 }
 
 }  // namespace
