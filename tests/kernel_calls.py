@@ -30,9 +30,8 @@ class Call:
         return (self.distance <= 0) & ((self.distance > -self.window) if self.window else True)
 
 
-# What the largest weight of 128 rows is as an integer, where weights of absorbed q8 rows become integers; of AVX2 the
-# largest sum of two neighbours is 255.
-WEIGHT_LEVELS = {"avx512": 255, "neon": 255, "neon_dot": 255, "neon_i8mm": 255, "avx2": 127}
+# What the largest weight of 128 rows is as an integer, where weights of absorbed q8 rows become integers.
+WEIGHT_LEVELS = {"avx512": 255, "neon": 255, "neon_dot": 255, "neon_i8mm": 255, "avx2": 32767}
 
 
 def weight_rounding(isa: str, p: np.ndarray, rows: np.ndarray, stored_heads: int = 1) -> float:

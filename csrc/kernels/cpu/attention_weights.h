@@ -33,7 +33,7 @@ class Weights {
             const float* const p = x.p + pair * kAbsorbedRows;
             float high[kBlockTokens];
             tops_[pair] = shorten(p, shorts_ + pair * kAbsorbedRows, high);
-            if constexpr (few_bits && !weights_of_two)
+            if constexpr (few_bits)
                 for (int64_t i = 0; i < kBlockTokens; ++i) highs_[i * stride_ + pair] = high[i];
         }
     }
@@ -41,7 +41,6 @@ class Weights {
     const WeightCode* codes(int64_t pair) const { return codes_ + pair * kAbsorbedRows; }
     float unit(int64_t pair) const { return units_[pair]; }
 
-    template <bool of_two = weights_of_two>
     void round(int64_t group) {
         alignas(64) float scales[kAbsorbedRows] = {}, high[kBlockTokens];
         alignas(64) int16_t shorts[kAbsorbedRows];
@@ -52,19 +51,13 @@ class Weights {
                    static_cast<size_t>(end - row) * sizeof(float));
         }
         const float top = shorten(scales, shorts, high);
-        if constexpr (!of_two) find_units(top, high);
-        for (int64_t pair = 0; pair < x_.n_pairs; ++pair) {
-            const int16_t* const p = shorts_ + pair * kAbsorbedRows;
-            WeightCode* const to = codes_ + pair * kAbsorbedRows;
-            if constexpr (of_two)
-                units_[pair] = top * tops_[pair] * kOnes / round_of_two<RowFactors>(p, shorts, to);
-            else
-                round_pair(p, shorts, shrinks_[pair], to);
-        }
+        find_units(top, high);
+        for (int64_t pair = 0; pair < x_.n_pairs; ++pair)
+            round_pair(shorts_ + pair * kAbsorbedRows, shorts, shrinks_[pair], codes_ + pair * kAbsorbedRows);
     }
 
   private:
-    static constexpr float kOne = 32767, kOnes = 0x1p30f / (kOne * kOne);
+    static constexpr float kOne = 32767;
 
     /// Numbers that are not negative, their largest being kOne. Returns what that is, NaN if one is no
     /// number, and the largest of rows of the same place in a block.
@@ -121,26 +114,6 @@ class Weights {
             }
             store_weights(to + i, weights[0], weights[1]);
         }
-    }
-
-    /// As many bits as the sum of every two rows' weights leaves; returns what products were multiplied with.
-    template <class Factors>
-    static float round_of_two(const int16_t* p, const int16_t* scales, WeightCode* to) {
-        constexpr int64_t n = kAbsorbedRows / (2 * lanes);
-        Factors weights[n];
-        Vec largest = splat(0);
-#pragma GCC unroll 8
-        for (int64_t i = 0; i < n; ++i) {
-            weights[i] = multiplied(load_factors(p + i * 2 * lanes), load_factors(scales + i * 2 * lanes));
-            largest = max(sums_of_two(weights[i]), largest);
-        }
-        const float most = max_of(largest), exact = max_weight * 0x1p15f / most;
-        const auto shrink = static_cast<int16_t>(exact < kOne ? exact : kOne);  // no more than that
-        const Factors less = splat_factor(shrink);
-#pragma GCC unroll 8
-        for (int64_t i = 0; i < n; i += 2)
-            store_weights(to + i * 2 * lanes, multiplied(weights[i], less), multiplied(weights[i + 1], less));
-        return shrink;
     }
 
     const AbsorbedValues& x_;

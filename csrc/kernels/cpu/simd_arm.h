@@ -203,7 +203,6 @@ static inline Vec joined(RowSums a, RowSums b) {
 /// the sums of columns times 128.
 using WeightCode = int8_t;
 constexpr int rows_in_lane = 4, absorbed_vectors = 4, max_weight = 255, weight_zero = 128;
-constexpr bool weights_of_two = false;
 static inline Vec to_floats(RowSums a) { return {vcvtq_f32_s32(a.v)}; }
 
 struct RowFactors {

@@ -116,11 +116,9 @@ static inline Vec joined(RowSums a, RowSums b) {
 }
 
 /// Products of absorbed rows: a lane has rows_in_lane rows of a column, beside as many weights, which are
-/// integers from -weight_zero to max_weight - weight_zero. weights_of_two: so are the sums of those of rows 2
-/// i and 2 i + 1.
+/// integers from -weight_zero to max_weight - weight_zero.
 using WeightCode = uint8_t;
 constexpr int rows_in_lane = 4, absorbed_vectors = 4, max_weight = 255, weight_zero = 0;
-constexpr bool weights_of_two = false;
 static inline Vec to_floats(RowSums a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
 /// Integers of 16 bits, 2 * lanes.

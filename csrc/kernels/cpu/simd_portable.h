@@ -74,7 +74,6 @@ struct RowSums {
 };
 using WeightCode = float;
 constexpr int rows_in_lane = 1, absorbed_vectors = 2, max_weight = 1, weight_zero = 0;
-constexpr bool weights_of_two = false;
 static inline RowSums no_sums(RowCodes) { return {Floats{}}; }
 static inline RowCodes four_digits(RowCodes, const void* p) {
     float weight;
