@@ -181,6 +181,45 @@ Make added_and_normed(DType dtype, NormKind kind, int64_t tokens) {
     };
 }
 
+/// Products of what has just been normed: two types beside each other, one that is added to another sum; and
+/// what no block may norm for itself, since products go to where the row was, or are added there.
+Make normed_for_products(DType dtype, DType other, NormKind kind, int64_t tokens) {
+    return [=](Backend& backend, Memory& memory) -> Calls {
+        const Tensor x0 = memory.floats(tokens, kWidth), x = memory.floats(tokens, kWidth);
+        const Tensor n = memory.floats(tokens, kWidth), sum = memory.floats(tokens, kWidth);
+        const Tensor of_norm = memory.floats(1, kWidth), bias = memory.floats(1, kWidth);
+        const auto product = [&](DType of, const Tensor& out) {
+            return Product{memory.weight(of, out.cols, kWidth), bias.cols_of(0, out.cols), out};
+        };
+        const auto rows = [&](int64_t cols) { return memory.floats(tokens, cols); };
+        const Product q = product(dtype, rows(40)), k = product(other, rows(72)), v = product(dtype, rows(8));
+        const Product gate = product(dtype, rows(136)), up = product(dtype, rows(136));
+        const Product down = product(dtype, rows(kWidth)), back = product(dtype, x);
+        return [=, &backend] {
+            const auto norm = [&](Tensor of_bias) { backend.norm(kind, x, of_norm, of_bias, 1e-5f, n); };
+            restore(backend, x0, x);
+            restore(backend, x0, sum);
+            norm(bias);
+            const Product three[] = {q, k, v}, two[] = {gate, up};
+            backend.linear(n, three);
+            norm({});
+            backend.linear(n, two);
+            backend.gate(Activation::silu, gate.out, up.out);
+            norm(bias);
+            backend.linear(n, {&back, 1});  // to where the row was
+            norm(bias);
+            backend.linear(n, {&down, 1});
+            backend.add(sum, down.out);
+            norm({});
+            backend.linear(n, {&down, 1});
+            backend.add(x, down.out);  // there too
+            backend.norm(kind, x, of_norm, {}, 1e-5f, x);
+            backend.linear(x, {&q, 1});  // normed in place
+            norm({});                    // nobody's
+        };
+    };
+}
+
 }  // namespace
 
 int main() {
@@ -196,6 +235,15 @@ int main() {
             expect_same("a gate with biases", gated(dtype, Activation::gelu_tanh, 40, 40, tokens, true));
             expect_same("a product that is added and normed", added_and_normed(dtype, NormKind::rms, tokens));
         }
+    for (const int64_t tokens : {1, 2, 3, 5, 9})
+        for (const NormKind kind : {NormKind::rms, NormKind::layer}) {
+            expect_same("norms of what is multiplied",
+                        normed_for_products(DType::Q4_K, DType::Q6_K, kind, tokens));
+            expect_same("norms of what is multiplied, 16 bits",
+                        normed_for_products(DType::F16, DType::Q8_0, kind, tokens));
+        }
+    expect_same("norms of what floats multiply",
+                normed_for_products(DType::Q4_K, DType::F32, NormKind::rms, 1));
     for (const DType dtype : {DType::Q8_0, DType::Q4_K})  // two tiles a warp
         expect_same("a gate of many rows", gated(dtype, Activation::silu, 136, 136, 1, false));
     expect_same("a product with a mean", added_and_normed(DType::Q4_K, NormKind::layer, 2));

@@ -332,6 +332,22 @@ __global__ void exchange(int* out, bool wait) {
 }
 __global__ void uninitialised() { barrier_wait(reinterpret_cast<uint64_t*>(shared_memory()), 0); }
 
+/// Launched so that it may begin before the kernel before has ended.
+cudaError_t start_early(void (*kernel)(const float*, float*), const float* x, float* out) {
+    cudaLaunchAttribute attribute{cudaLaunchAttributeProgrammaticStreamSerialization, {}};
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    const cudaLaunchConfig_t config{1, 32, 0, nullptr, &attribute, 1};
+    return cudaLaunchKernelEx(&config, kernel, x, out);
+}
+__global__ void in_turn(const float* x, float* out) {
+    wait_for_previous();
+    out[threadIdx.x] = x[threadIdx.x];
+}
+__global__ void out_of_turn(const float* x, float* out) {
+    if (threadIdx.x == 7) return;
+    in_turn(x, out);
+}
+
 /// Runs fn in a process of its own; it must abort and say all of this.
 template <class Fn>
 void check_dies(const char* name, const std::vector<std::string>& words, const Fn& fn) {
@@ -383,6 +399,10 @@ void test_deaths() {
     if (cuda_host::races::are_found())
         check_dies("a race", {"data race", "exchange"},
                    [&] { start(exchange, 1, 64, 64 * 4, 1, nullptr, numbers.device, false); });
+    check(start_early(in_turn, x.device, x.device + 32), cudaSuccess, "in turn");
+    check(cudaDeviceSynchronize(), cudaSuccess, "a kernel that waits for the one before");
+    check_dies("a thread that does not wait for the kernel before", {"wait_for_previous"},
+               [&] { start_early(out_of_turn, x.device, x.device + 32); });
     check_dies("an access behind an allocation", {},
                [&] { start(add_to, 1, 1, 0, 1, nullptr, x.device, x.device + 64); });
 }

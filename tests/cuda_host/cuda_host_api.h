@@ -59,7 +59,6 @@ cudaError_t cudaDeviceSynchronize();
 /// Of the driver, one function: tensor_map.cpp.
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess, cudaDriverEntryPointSymbolNotFound };
 inline constexpr unsigned long long cudaEnableDefault = 0;
-#define CUDART_VERSION 13000
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version,
                                              unsigned long long flags,
                                              cudaDriverEntryPointQueryResult* found);
