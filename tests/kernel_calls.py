@@ -30,17 +30,27 @@ class Call:
         return (self.distance <= 0) & ((self.distance > -self.window) if self.window else True)
 
 
-# What the largest weight of 128 rows is as an integer, where weights of absorbed q8 rows become integers.
+# What the largest weight of 128 rows is as an integer, where weights of absorbed q8 and q4 rows become integers.
 WEIGHT_LEVELS = {"avx512": 255, "neon": 255, "neon_dot": 255, "neon_i8mm": 255, "avx2": 32767}
 
 
-def weight_rounding(isa: str, p: np.ndarray, rows: np.ndarray, stored_heads: int = 1) -> float:
-    """How far p @ rows, whole q8 rows, may be off since weights times scales are rounded, each by up to half a step:
-    six standard deviations of such a sum, of all 128 rows together. p [rows], weights; rows [rows, width]."""
+def takes_codes(isa: str, dtype: str, dim: int) -> bool:
+    """Whether absorbed rows of stored heads of `dim` columns are multiplied as they are coded."""
+    return dtype == "q8" or (dtype == "q4" and dim % 32 == 0 and WEIGHT_LEVELS.get(isa) == 255)
+
+
+def weight_rounding(isa: str, p: np.ndarray, rows: np.ndarray, stored_heads: int = 1, dtype: str = "q8") -> float:
+    """How far p @ rows, whole q8 or q4 rows, may be off since weights times scales are rounded, each by up to half a
+    step: six standard deviations of such a sum, of all 128 rows together. p [rows], weights; rows [rows, width]."""
     if isa not in WEIGHT_LEVELS:
         return 0.0
-    heads = rows.reshape(len(rows), stored_heads, -1)
-    scale = np.maximum(np.abs(heads).max(axis=2), 1e-30)  # 127 times
+    if dtype == "q4":  # scales of 32 columns; codes are about the ninth of sixteen
+        heads = rows.reshape(len(rows), -1, 32)
+        low = heads.min(axis=2, keepdims=True)
+        heads = heads - low - (heads.max(axis=2, keepdims=True) - low) * 8 / 15
+    else:
+        heads = rows.reshape(len(rows), stored_heads, -1)
+    scale = np.maximum(np.abs(heads).max(axis=2), 1e-30)  # 127 times, or 8
     error = np.zeros(heads.shape[1:])
     for first in range(0, len(rows), 128):
         some = slice(first, first + 128)

@@ -9,7 +9,7 @@ import pytest
 
 import kernel_calls
 from conftest import ISAS
-from kernel_calls import PAIRS, WEIGHT_LEVELS, pair_rounding, weight_rounding
+from kernel_calls import PAIRS, WEIGHT_LEVELS, pair_rounding, takes_codes, weight_rounding
 from pairwise import pairwise
 from reference import Rope
 from reference_formats import rounded
@@ -97,8 +97,8 @@ def test_whole_rows_for_every_head(name, rotation, loud, one_scale, threads, dty
         for query in range(call.queries):
             error = np.abs(got[query, head] - p[head, query] @ known).max()
             rounding = pair_rounding(isa, dtype, p[head, query], known)
-            if dtype == "q8":
-                rounding = weight_rounding(isa, p[head, query], known, stored_heads)
+            if takes_codes(isa, dtype, call.kv * call.dim // stored_heads):
+                rounding = weight_rounding(isa, p[head, query], known, stored_heads, dtype)
             assert error <= rounding + (1e-5 + turned * size) * np.abs(known).max(), (head, query)
 
 
@@ -140,7 +140,7 @@ def test_a_sink_leaves_the_others_as_exact(sink, place, dtype, isa):
     element = off_by(p[:, 0] @ rows, p[:, 0] @ k)
     assert kernel <= 1e-2
     assert np.hypot(kernel, element) <= 1.3 * element
-    if dtype != "q8":
+    if not takes_codes(isa, dtype, call.dim):
         assert kernel < (3e-4 if isa in PAIRS else 2e-5)
     elif isa not in WEIGHT_LEVELS:
         assert kernel < 1e-3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conftest import ISAS
-from kernel_calls import weight_rounding
+from kernel_calls import takes_codes, weight_rounding
 from pairwise import pairwise
 from reference import Rope, rounded
 from slimrt._core import ops
@@ -60,9 +60,12 @@ def exact(p: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def own_error(isa: str, type_name: str, p: np.ndarray, known: np.ndarray, call: Call, size: float) -> np.ndarray:
     """[queries, heads]: what the kernels' own arithmetic may cost."""
     small = (1e-5 + 3e-4 * size) * np.abs(known).max()
-    if type_name != "q8":
+    if not takes_codes(isa, type_name, call.dim):
         return np.full((call.queries, call.heads), small)
-    each = [[weight_rounding(isa, p[h, m], known, call.kv) for h in range(call.heads)] for m in range(call.queries)]
+    each = [
+        [weight_rounding(isa, p[h, m], known, call.kv, type_name) for h in range(call.heads)]
+        for m in range(call.queries)
+    ]
     return np.array(each) + small
 
 

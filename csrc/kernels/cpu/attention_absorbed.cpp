@@ -1,6 +1,9 @@
 // Attention over absorbed rows of Q8, with integer products where there are fast ones. What serves all heads
 // is done once: four rows (or two) side by side, for some columns of all rows at a time, which then stay in
 // the first-level cache. Compiled once per ISA.
+#include "kernels/cpu/attention_absorbed.h"
+
+#include "kernels/cpu/attention_fours.h"
 #include "kernels/cpu/attention_pairs.h"
 #include "kernels/cpu/stored.h"
 
@@ -149,14 +152,30 @@ int64_t set_aside(float* p, int64_t n, int32_t pair, float factor, WeightsBefore
 
 namespace {
 
+void gather_codes(const AbsorbedValues& x, int64_t head, Strip& strip) {
+    const int64_t stride = x.dim;
+    // Columns past the head's own are whatever follows in memory: at least the scales do.
+    each_lane(x, head, strip.column % stride, stride, strip, [&](const char* from, RowCodes* to) {
+        transpose_rows(RowsOf<Int8>{from, static_cast<size_t>(stride)}, to);
+    });
+    find_start(strip);
+}
+
 void absorb_codes(const AbsorbedValues& x) {
     Weights weights(x);
-    for (int64_t group = 0; group < x.heads; ++group) {
-        weights.round(group);
+    for (int64_t head = 0, at = 0; head < x.heads; ++head) {
+        alignas(64) float scales[kAbsorbedRows] = {};
+        each_block(x, [&](int64_t row, int64_t end) {
+            const char* const from = head_of(x, row / kBlockTokens, head) + kBlockTokens * x.dim;
+            memcpy(scales + row, reinterpret_cast<const float*>(from) + row % kBlockTokens,
+                   static_cast<size_t>(end - row) * sizeof(float));
+        });
+        weights.round(scales);
         for (int64_t column = 0; column < x.dim; column += kStripColumns) {
             Strip strip;
-            gather_strip(x, group, column, strip);
-            add_strip(x, group, column, strip, weights);
+            place_strip(x, at++, kStripColumns, strip);
+            gather_codes(x, head, strip);
+            add_strip<absorbed_vectors, false>(x, strip, weights);
         }
     }
 }
@@ -238,7 +257,10 @@ void add_aside(const AbsorbedValues& x, const SetAside& aside) {
 }  // namespace
 
 void absorb_values(const AbsorbedValues& x) {
-    DType(x.type) == DType::Q8 && !x.exact ? absorb_codes(x) : absorb_rows<RowPairs>(x);
+    if (DType(x.type) == DType::Q8 && !x.exact)
+        absorb_codes(x);
+    else if (!absorb_fours<FourBitRows>(x))
+        absorb_rows<RowPairs>(x);
     for (int64_t i = 0; i < x.n_aside; ++i) add_aside(x, x.aside[i]);
 }
 

@@ -3,7 +3,7 @@
 // products of these are faster than those of floats.
 #pragma once
 
-#include "kernels/cpu/attention_absorbed.h"
+#include "kernels/cpu/attention_strips.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {

@@ -10,15 +10,21 @@ constexpr bool few_bits = sizeof(WeightCode) == 1;  // of weights
 constexpr int64_t kStripColumns = absorbed_vectors * lanes;
 constexpr int64_t kStripLanes = kAbsorbedRows / rows_in_lane;
 
+/// fn(row, end) for the rows of each block.
+template <class Fn>
+void each_block(const AbsorbedValues& x, const Fn& fn) {
+    for (int64_t row = x.first, end, last = x.first + x.n; row < last; row = end) {
+        end = row / kBlockTokens * kBlockTokens + kBlockTokens;
+        if (end > last) end = last;
+        fn(row, end);
+    }
+}
+
 inline const char* head_of(const AbsorbedValues& x, int64_t block, int64_t group) {
     return static_cast<const char*>(x.blocks[block]) + group * x.head_stride;
 }
-/// Of all rows of a head of a block.
-inline const float* scales_of(const AbsorbedValues& x, int64_t block, int64_t group) {
-    return reinterpret_cast<const float*>(head_of(x, block, group) + kBlockTokens * x.dim);
-}
 
-/// The weights of all pairs as integers, times the scales of a stored head's rows.
+/// The weights of all pairs as integers, times the scales of rows of codes.
 class Weights {
   public:
     explicit Weights(const AbsorbedValues& x) : x_(x), stride_((x.n_pairs + 15) / 16 * 16) {
@@ -28,6 +34,7 @@ class Weights {
         shrinks_ = units_ + stride_;
         shorts_ = reinterpret_cast<int16_t*>(shrinks_ + stride_);
         codes_ = reinterpret_cast<WeightCode*>(shorts_ + stride_ * kAbsorbedRows);
+        offsets_ = all_offsets_ = reinterpret_cast<float*>(codes_ + stride_ * kAbsorbedRows);
         for (int64_t pair = x.n_pairs; pair < stride_; ++pair) tops_[pair] = 0;
         for (int64_t pair = 0; pair < x.n_pairs; ++pair) {
             const float* const p = x.p + pair * kAbsorbedRows;
@@ -40,16 +47,24 @@ class Weights {
 
     const WeightCode* codes(int64_t pair) const { return codes_ + pair * kAbsorbedRows; }
     float unit(int64_t pair) const { return units_[pair]; }
+    /// What a pair's sums have beside the products.
+    float offset(int64_t pair) const { return offsets_[pair]; }
 
-    void round(int64_t group) {
-        alignas(64) float scales[kAbsorbedRows] = {}, high[kBlockTokens];
+    /// What rows have in all columns of a group, times the weights: of `lanes` groups,
+    /// [group][kAbsorbedRows], 0 where no row is.
+    void find_offsets(const float* of_rows) {
+        static_assert(lanes % 4 == 0 && lanes <= kMostOffsets);
+        const auto p = rows_from(x_.p, kAbsorbedRows * sizeof(float));
+        for (int64_t g = 0; g < lanes; g += 4)
+            dots<4>(of_rows + g * kAbsorbedRows, kAbsorbedRows, p, x_.n_pairs, kAbsorbedRows, 1, false,
+                    all_offsets_ + g * stride_, static_cast<size_t>(stride_));
+    }
+    void take_offsets(int64_t group) { offsets_ = all_offsets_ + group * stride_; }
+
+    /// scales: of all kAbsorbedRows, 0 where no row is.
+    void round(const float* scales) {
+        alignas(64) float high[kBlockTokens];
         alignas(64) int16_t shorts[kAbsorbedRows];
-        for (int64_t row = x_.first, end, last = x_.first + x_.n; row < last; row = end) {
-            end = row / kBlockTokens * kBlockTokens + kBlockTokens;
-            if (end > last) end = last;
-            memcpy(scales + row, scales_of(x_, row / kBlockTokens, group) + row % kBlockTokens,
-                   static_cast<size_t>(end - row) * sizeof(float));
-        }
         const float top = shorten(scales, shorts, high);
         find_units(top, high);
         for (int64_t pair = 0; pair < x_.n_pairs; ++pair)
@@ -118,7 +133,7 @@ class Weights {
 
     const AbsorbedValues& x_;
     int64_t stride_;
-    float *tops_, *highs_, *units_, *shrinks_;
+    float *tops_, *highs_, *units_, *shrinks_, *all_offsets_, *offsets_;
     int16_t* shorts_;
     WeightCode* codes_;
 };

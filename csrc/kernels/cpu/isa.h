@@ -101,6 +101,9 @@ inline constexpr int64_t turned_query_floats(int64_t dim) {
 // integer products if they are fast. Pairs are (head, query).
 
 inline constexpr int64_t kAbsorbedBlocks = 4, kAbsorbedRows = kAbsorbedBlocks * kBlockTokens;
+/// Columns of rows of 4 bits that have a scale of their own, and of how many scales offsets are found at
+/// once.
+inline constexpr int64_t kFourColumns = 32, kMostOffsets = 16;
 
 /// A weight that stands out: in few bits the others beside it would vanish.
 struct SetAside {
@@ -115,7 +118,7 @@ struct WeightsBefore {
 
 /// Floats that absorb_values() takes for the weights of so many pairs.
 inline constexpr int64_t weight_floats(int64_t pairs) {
-    constexpr int64_t each = kAbsorbedRows + kAbsorbedRows / 2 + kBlockTokens + 3;
+    constexpr int64_t each = kAbsorbedRows + kAbsorbedRows / 2 + kBlockTokens + 3 + kMostOffsets;
     return (pairs + 15) / 16 * 16 * each;
 }
 

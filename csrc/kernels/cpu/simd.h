@@ -31,6 +31,20 @@ struct E4M3 {
 struct E5M2 {
     uint8_t bits;
 };
+/// Codes of 4 bits of a row, less 8, one after another: of bytes from one on their low halves if shift is 0,
+/// their high ones if it is 4.
+struct Fours {
+    const uint8_t* bytes;
+    int shift;
+    Fours operator+(int64_t n) const { return {bytes + n, shift}; }
+};
+/// Such rows, as transpose_rows() takes them; where it takes 32 columns, both halves, whatever shift is.
+struct FourBitRows {
+    const uint8_t* data;
+    int64_t stride;
+    int shift;
+    Fours row(int64_t i) const { return {data + i * stride, shift}; }
+};
 /// load_codes(FewBits<bits>(), row, column): `lanes` codes of a row from a multiple of `lanes` on, as floats
 /// (see few_bits.h). Nothing is read beyond the group of 32 that they are in. load_group(FewBits<bits>(), p,
 /// to): all of a group.

@@ -164,10 +164,16 @@ static inline RowSums add_products(RowSums sums, RowCodes weights, RowCodes code
 static inline RowCodes four_digits(RowCodes, const void* p) {
     return {vreinterpretq_s8_s32(vdupq_n_s32(load_as<int32_t>(p)))};
 }
+static inline int8x16_t load_sixteen(const Int8* p) { return load_as<int8x16_t>(p); }
+static inline int8x16_t load_sixteen(Fours from) {
+    const uint8x16_t bytes = load_as<uint8x16_t>(from.bytes);
+    const uint8x16_t codes = from.shift ? vshrq_n_u8(bytes, 4) : vandq_u8(bytes, vdupq_n_u8(15));
+    return vsubq_s8(vreinterpretq_s8_u8(codes), vdupq_n_s8(8));
+}
 /// 16 columns of four rows as quadruples of a column: those of columns 4 j to 4 j + 3 in to[j].
 template <class Rows>
 static inline void transpose_rows(const Rows& rows, RowCodes* to) {
-    const auto at = [&](int i) { return load_as<int8x16_t>(rows.row(i)); };
+    const auto at = [&](int i) { return load_sixteen(rows.row(i)); };
     const auto pairs = [](int8x16_t x) { return vreinterpretq_s16_s8(x); };
     const int8x16_t a = at(0), b = at(1), c = at(2), d = at(3);
     const int16x8_t low_ab = pairs(vzip1q_s8(a, b)), high_ab = pairs(vzip2q_s8(a, b));

@@ -110,6 +110,22 @@ static inline void transpose_rows(const Rows& rows, RowCodes* to) {
     to[2].v = _mm512_unpacklo_epi16(high_ab, high_cd);
     to[3].v = _mm512_unpackhi_epi16(high_ab, high_cd);
 }
+/// 32 columns of four rows.
+static inline void transpose_rows(const FourBitRows& rows, RowCodes* to) {
+    const auto at = [&](int i) { return load_bytes(rows.row(i).bytes); };
+    __m512i all = _mm512_castsi128_si512(at(0));
+    all = _mm512_inserti32x4(all, at(1), 1);
+    all = _mm512_inserti32x4(all, at(2), 2);
+    all = _mm512_inserti32x4(all, at(3), 3);
+    // Quarter l gets columns 4 l ... 4 l + 3 of all rows, then the rows of a column side by side.
+    const __m512i quarters = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i columns =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    all = _mm512_shuffle_epi8(_mm512_permutexvar_epi32(quarters, all), columns);
+    const __m512i low = _mm512_set1_epi8(15), eight = _mm512_set1_epi8(8);
+    to[0].v = _mm512_sub_epi8(_mm512_and_si512(all, low), eight);
+    to[1].v = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(all, 4), low), eight);
+}
 /// 128 a + b
 static inline Vec joined(RowSums a, RowSums b) {
     return {_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(a.v, 7), b.v))};

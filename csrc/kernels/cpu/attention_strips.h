@@ -1,0 +1,181 @@
+// Sums of absorbed rows of codes by weights: a strip of columns of some rows, which stays in the first-level
+// cache, for all pairs. For the units compiled once per ISA.
+#pragma once
+
+#include "kernels/cpu/attention_weights.h"
+
+namespace slimrt::cpu::SLIMRT_ISA {
+namespace {
+
+/// kStripColumns columns of all rows, rows_in_lane rows of a column side by side; and what sums of their
+/// products start from.
+struct Strip {
+    alignas(64) RowCodes codes[kStripLanes][absorbed_vectors];
+    RowSums start[absorbed_vectors];
+    int64_t first, end;     // of kStripLanes
+    int64_t column, left;   // of whole rows: the first, and how many may be read from there
+    int64_t index, strips;  // this one, of so many
+};
+
+/// Strip `at` of columns of a strip each in every stored head.
+inline void place_strip(const AbsorbedValues& x, int64_t at, int64_t columns, Strip& to) {
+    const int64_t of_head = (x.dim + columns - 1) / columns, column = at % of_head * columns;
+    to.first = x.first / rows_in_lane;
+    to.end = (x.first + x.n + rows_in_lane - 1) / rows_in_lane;
+    to.column = at / of_head * x.dim + column;
+    to.left = x.dim - column < columns ? x.dim - column : columns;
+    to.index = at;
+    to.strips = x.heads * of_head;
+}
+
+/// fn(the first row of a lane; where it goes) for all of a strip; rows are `stride` bytes apart, from `first`
+/// on in their stored heads.
+template <class Fn>
+void each_lane(const AbsorbedValues& x, int64_t head, int64_t first, int64_t stride, Strip& to,
+               const Fn& fn) {
+    constexpr int64_t kOfBlock = kBlockTokens / rows_in_lane;
+    for (int64_t i = to.first, next; i < to.end; i = next) {
+        next = i / kOfBlock * kOfBlock + kOfBlock < to.end ? i / kOfBlock * kOfBlock + kOfBlock : to.end;
+        const char* from = head_of(x, i / kOfBlock, head) + i % kOfBlock * rows_in_lane * stride + first;
+        for (int64_t k = i; k < next; ++k, from += rows_in_lane * stride) fn(from, to.codes[k]);
+    }
+}
+
+/// What sums of a strip's products start from: with weights less weight_zero, what that leaves out.
+inline void find_start(Strip& strip) {
+    for (RowSums& sums : strip.start) sums = no_sums(RowCodes{});
+    if constexpr (weight_zero != 0) {
+        const RowCodes half = four_digits(RowCodes{}, "\x40\x40\x40\x40");  // of weight_zero
+        RowSums start[absorbed_vectors];
+        memcpy(start, strip.start, sizeof start);
+        for (int64_t i = strip.first; i < strip.end; ++i)
+            for (int twice = 0; twice < 2; ++twice)
+                for (int j = 0; j < absorbed_vectors; ++j)
+                    start[j] = add_products(start[j], half, strip.codes[i][j]);
+        memcpy(strip.start, start, sizeof start);
+    }
+}
+
+/// What a tile of products calls for, a line or so in each of kCalls steps: of many at once the CPU drops
+/// some.
+constexpr int64_t kCalls = registers == 32 ? 8 : 4;
+struct LinesAhead {
+    const char* at = nullptr;
+    int64_t bytes = 0;  // a step
+
+    void step() {
+        constexpr int64_t kLine = 64;
+        for (int64_t line = 0; line < bytes; line += kLine) __builtin_prefetch(at + line, 0, 3);
+        at += bytes;
+    }
+};
+
+/// A strip's share of the rows that are read after these, which come from memory.
+class RowsAhead {
+  public:
+    RowsAhead(const AbsorbedValues& x, int64_t strip, int64_t strips)
+        : next_(x.next),
+          share_(x.heads * static_cast<int64_t>(x.head_stride) / strips),
+          first_(strip * share_),
+          of_pair_(kAbsorbedBlocks * share_ / x.n_pairs) {}
+
+    /// The part of the next so many pairs, in so many steps.
+    LinesAhead take(int64_t pairs, int64_t steps) {
+        const auto* const block = static_cast<const char*>(*next_);
+        LinesAhead lines;
+        if (block) lines = {block + first_ + done_, pairs * of_pair_ / steps};
+        done_ += pairs * of_pair_;
+        if (done_ >= share_) done_ -= share_, ++next_;
+        return lines;
+    }
+
+  private:
+    const void* const* next_;
+    int64_t share_, first_, of_pair_, done_ = 0;  // bytes of a block
+};
+
+/// V vectors of columns of Q pairs, of which there is one with `left` elements, perhaps all, when Part.
+template <int Q, int V, bool Part, bool offsets>
+void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, const Strip& strip,
+              int64_t vector, LinesAhead ahead) {
+    float* const out = x.out + strip.column + vector * lanes;
+    RowSums acc[Q][V];
+#pragma GCC unroll 8
+    for (int k = 0; k < Q; ++k) {
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j) acc[k][j] = strip.start[vector + j];
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < Q; ++k) {  // what the sums are added to is in the second level
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j)
+            __builtin_prefetch(out + x.pairs[pair + k] * x.out_stride + j * lanes, 1, 3);
+    }
+    const WeightCode* from = weights.codes(pair) + strip.first * rows_in_lane;
+    const RowCodes* codes_at = strip.codes[strip.first] + vector;
+    for (int64_t i = strip.first, next; i < strip.end; i = next) {
+        ahead.step();
+        next = i + kStripLanes / kCalls < strip.end ? i + kStripLanes / kCalls : strip.end;
+        for (const RowCodes* const end = codes_at + (next - i) * absorbed_vectors; codes_at < end;) {
+            RowCodes codes[V];
+#pragma GCC unroll 4
+            for (int j = 0; j < V; ++j) codes[j] = codes_at[j];
+#pragma GCC unroll 8
+            for (int k = 0; k < Q; ++k) {
+                const RowCodes some = four_digits(RowCodes{}, from + k * kAbsorbedRows);
+#pragma GCC unroll 4
+                for (int j = 0; j < V; ++j) acc[k][j] = add_products(acc[k][j], some, codes[j]);
+            }
+            from += rows_in_lane;
+            codes_at += absorbed_vectors;
+            asm("" : "+r"(from), "+r"(codes_at));  // g++ 12 would add them up anew from what they are made of
+        }
+    }
+    const int64_t left = strip.left - vector * lanes;
+#pragma GCC unroll 8
+    for (int k = 0; k < Q; ++k) {
+        const Vec unit = splat(weights.unit(pair + k));
+        const Vec offset = splat(offsets ? weights.offset(pair + k) : 0);
+        const float factor = x.factor[pair + k];
+        float* const to = out + x.pairs[pair + k] * x.out_stride;
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j) {
+            const Vec sum = to_floats(acc[k][j]), added = offsets ? fma(sum, unit, offset) : sum * unit;
+            float* const at = to + j * lanes;
+            const auto read = [&] { return Part ? load_part(at, left) : load(at); };
+            const Vec all = factor == 0 ? added : fma(splat(factor), read(), added);
+            Part ? store_part(at, all, left) : store(at, all);
+        }
+    }
+}
+
+/// So many pairs at once, then half as many, then one.
+template <int Q, int V, bool Part, bool offsets>
+void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& strip, int64_t vector) {
+    RowsAhead ahead(x, strip.index, strip.strips);
+    int64_t pair = 0;
+    const auto with = [&](auto kernel, int64_t n) {
+        for (; pair + n <= x.n_pairs; pair += n)
+            kernel(x, weights, pair, strip, vector, vector == 0 ? ahead.take(n, kCalls) : LinesAhead());
+    };
+    with(add_tile<Q, V, Part, offsets>, Q);
+    if constexpr (Q > 4) with(add_tile<Q / 2, V, Part, offsets>, Q / 2);
+    with(add_tile<1, V, Part, offsets>, 1);
+}
+
+/// All pairs, as many vectors at once as there are of so many.
+template <int vectors, bool offsets>
+void add_strip(const AbsorbedValues& x, const Strip& strip, const Weights& weights) {
+    const int64_t most = strip.left / lanes;
+    if constexpr (vectors >= 4 && registers == 32) {
+        if (most >= 4) return add_vectors<4, 4, false, offsets>(x, weights, strip, 0);
+    } else if constexpr (vectors == 2 && registers == 32) {
+        return add_vectors<8, 2, false, offsets>(x, weights, strip, 0);
+    }
+    int64_t vector = 0;
+    for (; most - vector >= 2; vector += 2) add_vectors<4, 2, false, offsets>(x, weights, strip, vector);
+    for (; vector * lanes < strip.left; ++vector) add_vectors<4, 1, true, offsets>(x, weights, strip, vector);
+}
+
+}  // namespace
+}  // namespace slimrt::cpu::SLIMRT_ISA
