@@ -27,6 +27,13 @@
 //   an odd j and of j - 1); spread_quarters: from 4j.
 // - add_last_eight(acc, s): s[8 ... 15] added to any of acc's.
 //
+// TwoApart, if there is one: units of 256, some `blocks` at once, whose groups two apart are multiplied at
+// once.
+// - load(p): of 128 codes groups 0 and 2, or from the next group on 1 and 3; low(c), high(c): of nibbles.
+// - high_times_16(c): high ones where they are; less_16(s): the scales that go with them, minima as they are.
+// - with_fifth(c, p, group): bits `group` and group + 2 of 32 bytes above nibbles.
+// - eight_scales(p, stride, to): of all blocks; spread(s, group): those of `group` and group + 2.
+//
 // PanelCodes: 4 codes in each of `lanes` lanes; PanelSums: a sum in each. See linear_panel.h.
 // - load_panel(p); splat_four(p): the same 4 codes in all; start_all(p): the same integer; dot<wide>; to_vec.
 // - panel_vectors: of a register tile. few_in_registers: whether there are registers for linear_few.h.
@@ -98,6 +105,8 @@ struct RowsAt {
     }
     const uint8_t* operator()(int r) const { return fours[r / 4] + r % 4 * stride; }
 };
+
+struct TwoApart;
 
 }  // namespace slimrt::cpu::SLIMRT_ISA
 

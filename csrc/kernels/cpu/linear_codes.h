@@ -38,7 +38,7 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
             r = product_of_few<Weight>(w, w_stride, n_rows, x, x_stride, n_tokens, k, out, out_stride);
     }
     if (n_tokens > 1) access = some_tokens;
-    if (access.several)
+    if (access.several && !takes_two_apart<Weight, TwoApart>)
         r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
                                               out_stride, access);
     product_by_rows<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride, access);

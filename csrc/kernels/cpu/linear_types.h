@@ -34,6 +34,15 @@ struct WeightQ4_K {
     static constexpr int max_code = 15;
     static Codes codes(const Block* b, int j) { return fields(load_twice(b->codes + 32 * j), 0, 4, 15); }
     static Scales scales(const Block* b) { return eight_scales(b); }
+    template <class Two>
+    static Codes two_apart(const Block* b, int group) {
+        const Codes both = load_codes(b->codes + group / 4 * 64);
+        return group % 2 ? Two::high_times_16(both) : Two::low(both);
+    }
+    template <class Two>
+    static Scales of_two(Scales s) {
+        return Two::less_16(s);
+    }
 };
 
 struct WeightQ5_K {
@@ -46,6 +55,15 @@ struct WeightQ5_K {
                      fields(load_twice(b->high), 2 * j, 2 * j + 1, 1));
     }
     static Scales scales(const Block* b) { return eight_scales(b); }
+    template <class Two>
+    static Codes two_apart(const Block* b, int group) {
+        const Codes both = load_codes(b->codes + group / 4 * 64);
+        return Two::with_fifth(group % 2 ? Two::high(both) : Two::low(both), b->high, group);
+    }
+    template <class Two>
+    static Scales of_two(Scales s) {
+        return s;
+    }
 };
 
 struct WeightQ6_K {
