@@ -29,9 +29,10 @@
 //
 // TwoApart, if there is one: units of 256, some `blocks` at once, whose groups two apart are multiplied at
 // once.
-// - load(p): of 128 codes groups 0 and 2, or from the next group on 1 and 3; low(c), high(c): of nibbles.
+// - load(p, to): of 128 codes groups 0 and 2, then 1 and 3; load_once(p): nibbles of as many; low(c),
+// high(c).
 // - high_times_16(c): high ones where they are; less_16(s): the scales that go with them, minima as they are.
-// - with_fifth(c, p, group): bits `group` and group + 2 of 32 bytes above nibbles.
+// - with_fifth(c, d, group): bits `group` and group + 2 of d's halves above nibbles.
 // - eight_scales(p, stride, to): of all blocks; spread(s, group): those of `group` and group + 2.
 //
 // PanelCodes: 4 codes in each of `lanes` lanes; PanelSums: a sum in each. See linear_panel.h.

@@ -111,8 +111,18 @@ static inline Acc add_last_eight(Acc acc, Scales s) {
 struct TwoApart {
     static constexpr int blocks = 4;
 
-    /// Of 128 codes groups 0 and 2, or from the next group on 1 and 3.
-    static Codes load(const void* p) { return load_halves(p, static_cast<const uint8_t*>(p) + 64); }
+    /// Of 128 codes groups 0 and 2, then 1 and 3.
+    static void load(const void* p, Codes (&to)[2]) {
+        const Codes a = load_codes(p), b = load_codes(static_cast<const uint8_t*>(p) + 64);
+        to[0] = _mm512_shuffle_i64x2(a, b, 0x44);
+        to[1] = _mm512_shuffle_i64x2(a, b, 0xee);
+    }
+    /// Nibbles of 128 codes: read once, where g++ 12 would read them once for either half.
+    static Codes load_once(const void* p) {
+        Codes c = load_codes(p);
+        asm("" : "+v"(c));
+        return c;
+    }
     static Codes low(Codes c) { return _mm512_and_si512(c, _mm512_set1_epi8(15)); }
     static Codes high(Codes c) { return low(_mm512_srli_epi16(c, 4)); }
     static Codes high_times_16(Codes c) { return _mm512_and_si512(c, _mm512_set1_epi8(-16)); }
@@ -122,9 +132,9 @@ struct TwoApart {
         return {_mm512_mul_ps(s.v, _mm512_setr_ps(1, by, 1, by, 1, by, 1, by, 1, 1, 1, 1, 1, 1, 1, 1))};
     }
     /// Bits `group` and group + 2 of 32 bytes, as the fifth of codes.
-    static Codes with_fifth(Codes c, const void* bits, int group) {
+    static Codes with_fifth(Codes c, Codes bits, int group) {
         const long long a = (4 - group) & 63, b = (2 - group) & 63;
-        const Codes turned = _mm512_rolv_epi64(load_twice(bits), _mm512_set_epi64(b, b, b, b, a, a, a, a));
+        const Codes turned = _mm512_rolv_epi64(bits, _mm512_set_epi64(b, b, b, b, a, a, a, a));
         return _mm512_ternarylogic_epi32(c, turned, _mm512_set1_epi8(16), 0xf8);  // c | turned & 16
     }
     static Acc spread(Scales s, int group) {

@@ -197,32 +197,33 @@ template <class Weight, class Two>
     const Calls<1> calls(w, w_stride, access);
     const Activations token(x, k);
     Acc acc[n] = {};
-    const auto multiply = [&](int64_t u, Scales scales, Acc sum) {
-        const Block* const block = reinterpret_cast<const Block*>(w + u * bytes);
+    const auto plus = [&](Acc all, int64_t u, Scales scales) {
+        call_for<true>(calls.at(u * bytes), bytes, access.hint);
         scales = scales * Weight::template of_two<Two>(scales_of_unit<Weight>(token, u));
-        sum = add_last_eight(sum, scales);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-            const int group = i + i / 2 * 2;
-            const Codes codes = Two::load(token.codes + u * Weight::unit + 32 * group);
-            const auto dots = dot<false>(no_sums(), Weight::template two_apart<Two>(block, group), codes);
-            sum = fma(to_acc(dots), Two::spread(scales, group), sum);
+        all = add_last_eight(all, scales);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            Codes of_row[2], of_token[2];
+            Weight::template two_apart<Two>(reinterpret_cast<const Block*>(w + u * bytes), half, of_row);
+            Two::load(token.codes + u * Weight::unit + 128 * half, of_token);
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; ++i) {
+                const auto dots = dot<false>(no_sums(), of_row[i], of_token[i]);
+                all = fma(to_acc(dots), Two::spread(scales, 4 * half + i), all);
+            }
         }
-        return sum;
+        return all;
     };
     const int64_t units = k / Weight::unit;
     int64_t u = 0;
     for (; u + n <= units; u += n) {
-        call_for<true>(calls.at(u * bytes), n * bytes, access.hint);
         Scales scales[n];
         Two::eight_scales(w + u * bytes, bytes, scales);
 #pragma GCC unroll 4
-        for (int b = 0; b < n; ++b) acc[b] = multiply(u + b, scales[b], acc[b]);
+        for (int b = 0; b < n; ++b) acc[b] = plus(acc[b], u + b, scales[b]);
     }
-    for (; u < units; ++u) {
-        call_for<true>(calls.at(u * bytes), bytes, access.hint);
-        acc[0] = multiply(u, Weight::scales(reinterpret_cast<const Block*>(w + u * bytes)), acc[0]);
-    }
+    for (; u < units; ++u)
+        acc[0] = plus(acc[0], u, Weight::scales(reinterpret_cast<const Block*>(w + u * bytes)));
     *out = sum((acc[0] + acc[1]) + (acc[2] + acc[3]));
 }
 

@@ -35,9 +35,10 @@ struct WeightQ4_K {
     static Codes codes(const Block* b, int j) { return fields(load_twice(b->codes + 32 * j), 0, 4, 15); }
     static Scales scales(const Block* b) { return eight_scales(b); }
     template <class Two>
-    static Codes two_apart(const Block* b, int group) {
-        const Codes both = load_codes(b->codes + group / 4 * 64);
-        return group % 2 ? Two::high_times_16(both) : Two::low(both);
+    static void two_apart(const Block* b, int half, Codes (&to)[2]) {
+        const Codes both = Two::load_once(b->codes + 64 * half);
+        to[0] = Two::low(both);
+        to[1] = Two::high_times_16(both);
     }
     template <class Two>
     static Scales of_two(Scales s) {
@@ -56,9 +57,10 @@ struct WeightQ5_K {
     }
     static Scales scales(const Block* b) { return eight_scales(b); }
     template <class Two>
-    static Codes two_apart(const Block* b, int group) {
-        const Codes both = load_codes(b->codes + group / 4 * 64);
-        return Two::with_fifth(group % 2 ? Two::high(both) : Two::low(both), b->high, group);
+    static void two_apart(const Block* b, int half, Codes (&to)[2]) {
+        const Codes both = Two::load_once(b->codes + 64 * half), high = load_twice(b->high);
+        to[0] = Two::with_fifth(Two::low(both), high, 4 * half);
+        to[1] = Two::with_fifth(Two::high(both), high, 4 * half + 1);
     }
     template <class Two>
     static Scales of_two(Scales s) {
