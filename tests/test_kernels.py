@@ -209,7 +209,16 @@ def test_linear_of_many_tokens_with_extreme_rows(type_name, isa):
 
 @pytest.mark.parametrize(("type_name", "isa"), on_devices(NATIVE))
 def test_linear_of_quantised_types(type_name, isa):
-    shapes = [(1, 1, 1, 1), (3, 3, 2, 1), (17, 2, 5, 2), (40, 8, 33, 2), (64, 5, 7, 1), (70, 5, 3, 1), (70, 9, 6, 2)]
+    shapes = [
+        (1, 1, 1, 1),
+        (33, 11, 1, 2),
+        (3, 3, 2, 1),
+        (17, 2, 5, 2),
+        (40, 8, 33, 2),
+        (64, 5, 7, 1),
+        (70, 5, 3, 1),
+        (70, 9, 6, 2),
+    ]
     if isa == "cuda":
         shapes.append((130, 2, 257, 1))  # unpacked, where cuBLASLt is there
     for rows, blocks, tokens, threads in shapes:
