@@ -82,7 +82,8 @@ AttentionTimes time_attention(Arrays& arrays, const Decoding& d, int repetitions
         fail(ErrorCode::argument, "nothing to measure");
     const int64_t n = d.n * d.n_seqs;
     std::vector<StoredRows> planes;
-    planes.emplace_back(arrays.backend(), n, d.width(), d.rank ? 1 : d.n_kv_heads, d.type_k);
+    const bool one_scale = d.rank && head_bytes(d.type_k, d.head_dim).scales && !has_groups(d.type_k);
+    planes.emplace_back(arrays.backend(), n, d.width(), one_scale ? 1 : d.n_kv_heads, d.type_k);
     if (!d.absorbed) planes.emplace_back(arrays.backend(), n, d.width(), d.n_kv_heads, d.type_v);
     if (d.rank) planes.emplace_back(arrays.backend(), n, d.rank, 1, d.type_v);
     std::minstd_rand random(1);

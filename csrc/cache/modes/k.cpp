@@ -89,7 +89,7 @@ class K : public AbsorbingMode {
 
     Format format(const AttnConfig& c) const override {
         const AttnConfig slim = slim_heads(c);
-        return with_norm(with_v_heads({whole_plane("k", slim.kv_width(), slim.n_kv_heads, c.type_k)}, c), c);
+        return with_norm(with_v_heads({{"k", slim.kv_width(), slim.n_kv_heads, c.type_k}}, c), c);
     }
 
     Format dense_format(const AttnConfig& c) const override {
@@ -288,8 +288,8 @@ class KResidual final : public K {
     /// Static scales even out the channels: one scale a row is enough for the types that have one.
     Format format(const AttnConfig& c) const override {
         const AttnConfig slim = slim_heads(c);
-        Format planes =
-            with_v_heads({{"k", slim.kv_width(), has_groups(c.type_k) ? slim.n_kv_heads : 1, c.type_k}}, c);
+        const bool one_scale = head_bytes(c.type_k, c.head_dim).scales && !has_groups(c.type_k);
+        Format planes = with_v_heads({{"k", slim.kv_width(), one_scale ? 1 : slim.n_kv_heads, c.type_k}}, c);
         if (c.rank > 0) planes.push_back({"r", c.rank, 1, c.type_r});
         return with_norm(planes, c);
     }

@@ -166,9 +166,12 @@ void absorb_codes(const AbsorbedValues& x) {
     for (int64_t head = 0, at = 0; head < x.heads; ++head) {
         alignas(64) float scales[kAbsorbedRows] = {};
         each_block(x, [&](int64_t row, int64_t end) {
-            const char* const from = head_of(x, row / kBlockTokens, head) + kBlockTokens * x.dim;
-            memcpy(scales + row, reinterpret_cast<const float*>(from) + row % kBlockTokens,
-                   static_cast<size_t>(end - row) * sizeof(float));
+            const char* const all = head_of(x, row / kBlockTokens, head) + kBlockTokens * x.dim;
+            const float* const from = reinterpret_cast<const float*>(all) + row % kBlockTokens;
+            if (end - row == kBlockTokens)  // without a call
+                memcpy(scales + row, from, kBlockTokens * sizeof(float));
+            else
+                memcpy(scales + row, from, static_cast<size_t>(end - row) * sizeof(float));
         });
         weights.round(scales);
         for (int64_t column = 0; column < x.dim; column += kStripColumns) {

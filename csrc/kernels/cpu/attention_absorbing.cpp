@@ -22,6 +22,13 @@ void each_pair(const Rope& rope, const Fn& fn) {
         rope.interleaved ? fn(i, 2 * i, 2 * i + 1) : fn(i, i, i + rope.n_rot / 2);
 }
 
+/// Calls for the turns of a row, whose place in a long table no cache has.
+void call_for_turns(const Rope& rope, int64_t position) {
+    constexpr int kFloats = 16;  // of a line
+    if (!rope || position >= rope.table.rows) return;
+    for (int i = 0; i < rope.n_rot; i += kFloats) __builtin_prefetch(rope.table.f32(position) + i);
+}
+
 constexpr auto shortened = [](float turn) {
     return static_cast<int16_t>(kOne * turn + (turn < 0 ? -0.5f : 0.5f));
 };
@@ -120,6 +127,7 @@ void AttentionRun::score_by_turns(const AttentionJob& job, size_t t, int64_t pos
     std::fill_n(first, dim, 1.0f);
     std::fill_n(first + dim, dim, 0.0f);
     const float* const table = term.rope ? term.rope.table.f32(position) : nullptr;
+    call_for_turns(term.rope, position + kBlockTokens);
     each_pair(term.rope, [&](int i, int a, int b) {
         first[a] = first[b] = table[2 * i];
         first[dim + a] = first[dim + b] = table[2 * i + 1];

@@ -31,7 +31,8 @@
 // once.
 // - load(p, to): of 128 codes groups 0 and 2, then 1 and 3; load_once(p): nibbles of as many; low(c),
 // high(c).
-// - high_times_16(c): high ones where they are; less_16(s): the scales that go with them, minima as they are.
+// - dots(c, x): as an Acc. high_times_16(c): high ones where they are; less_16(s): the scales that go with
+// them, minima as they are.
 // - with_fifth(c, d, group): bits `group` and group + 2 of d's halves above nibbles.
 // - eight_scales(p, stride, to): of all blocks; spread(s, group): those of `group` and group + 2.
 //

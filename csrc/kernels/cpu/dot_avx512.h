@@ -123,6 +123,7 @@ struct TwoApart {
         asm("" : "+v"(c));
         return c;
     }
+    static Acc dots(Codes w, Codes x) { return to_acc(dot<false>(no_sums(), w, x)); }
     static Codes low(Codes c) { return _mm512_and_si512(c, _mm512_set1_epi8(15)); }
     static Codes high(Codes c) { return low(_mm512_srli_epi16(c, 4)); }
     static Codes high_times_16(Codes c) { return _mm512_and_si512(c, _mm512_set1_epi8(-16)); }

@@ -208,8 +208,7 @@ template <class Weight, class Two>
             Two::load(token.codes + u * Weight::unit + 128 * half, of_token);
 #pragma GCC unroll 2
             for (int i = 0; i < 2; ++i) {
-                const auto dots = dot<false>(no_sums(), of_row[i], of_token[i]);
-                all = fma(to_acc(dots), Two::spread(scales, 4 * half + i), all);
+                all = fma(Two::dots(of_row[i], of_token[i]), Two::spread(scales, 4 * half + i), all);
             }
         }
         return all;
