@@ -75,3 +75,10 @@ def pair_rounding(isa: str, dtype: str, p: np.ndarray, rows: np.ndarray) -> floa
         step = max(np.sqrt((weights**2).sum()) / 65000, weights.max() / 32767)
         error += (step**2 + (weights**2).sum() / 32700**2) * squares / 12
     return 6 * float(np.sqrt(error.max()))
+
+
+def absorbed_rounding(isa: str, dtype: str, p: np.ndarray, rows: np.ndarray, stored_heads: int) -> float:
+    """How far p @ rows may be off where rows of this type, but q8, are absorbed. p [rows]; rows [rows, width]."""
+    if dtype != "q8" and takes_codes(isa, dtype, rows.shape[1] // stored_heads):
+        return weight_rounding(isa, p, rows, stored_heads, dtype)
+    return pair_rounding(isa, dtype, p, rows)

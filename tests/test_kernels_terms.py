@@ -73,7 +73,7 @@ def check(call: Call, isa: str, terms: tuple[list[dict], list[dict]], scores: np
     """Scores of this size and sums of this length are off by at most a few roundings of float32 for each operand; an
     error e of a score moves a weight by e at most, and so the result by 2 e of the largest value. A device rounds the
     terms of a score, whose sum is random, and weights. Absorbed rows of q8 meet queries of 15 bits, whose weights are
-    those of a residual too, and weights as integers."""
+    those of a residual too, and these and rows of q4 weights as integers."""
     dtype = max((term["type"] for term in terms[0]), key=lambda name: product_unit(isa, name))
     p = softmax(call, scores)
     wanted = attended(call, p, values)
@@ -86,9 +86,9 @@ def check(call: Call, isa: str, terms: tuple[list[dict], list[dict]], scores: np
             error += 2 * product_unit(isa, dtype) * (1 + 2 * size) * np.abs(value).max()
             if terms[1][0]["type"] == "q8" and terms[1][0]["heads"] == 1:
                 error += 1e-4 * size * np.abs(value).max()
-            if term["type"] == "q8" and term["heads"] == 1:
-                rows, heads = value.reshape(len(value), -1), p.reshape(-1, call.rows)
-                error += max(kernel_calls.weight_rounding(isa, head, rows, term["stored_heads"]) for head in heads)
+            rows, heads, stored = value.reshape(len(value), -1), p.reshape(-1, call.rows), term["stored_heads"]
+            if term["heads"] == 1 and kernel_calls.takes_codes(isa, term["type"], rows.shape[1] // stored):
+                error += max(kernel_calls.weight_rounding(isa, head, rows, stored, term["type"]) for head in heads)
             assert np.abs(out - exact).max() <= error, np.abs(out - exact).max()
 
 
