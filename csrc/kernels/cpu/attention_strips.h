@@ -131,7 +131,7 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
             asm("" : "+r"(from), "+r"(codes_at));  // g++ 12 would add them up anew from what they are made of
         }
     }
-    const int64_t left = strip.left - vector * lanes;
+    const int64_t columns = strip.left - vector * lanes, left = columns < lanes ? columns : lanes;
 #pragma GCC unroll 8
     for (int k = 0; k < Q; ++k) {
         const Vec unit = splat(weights.unit(pair + k));
