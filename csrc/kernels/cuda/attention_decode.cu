@@ -7,6 +7,7 @@
 // themselves, and a row's bytes cost a fraction of an instruction each. The warps' sums meet in shared memory
 // at the end, the parts' in merge_parts(). How much is started depends on no length.
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/attention_decode.cuh"
 
@@ -22,41 +23,52 @@ __device__ Seen seen_of(int64_t tile, Range rows) {
             static_cast<int>(min(rows.end - first, int64_t(kBlockRows)))};
 }
 
-/// Tiles [begin, end) of 32 rows, every n-th of which is this warp's.
+/// The tiles of 32 rows that a warp goes through, every n-th of the part's, and the copies of them.
+struct WarpTiles {
+    const DecodeJob& job;
+    Range rows;
+    int64_t tile, end;
+    int step;
+    int32_t block, next;  // of this tile and of the one after it
+
+    __device__ WarpTiles(const DecodeJob& job, Range rows, int64_t begin, int64_t end)
+        : job(job), rows(rows), tile(begin + threadIdx.x / 32), end(end), step(blockDim.x / 32) {
+        block = block_of(tile);
+        next = block_of(tile + step);
+    }
+    __device__ int32_t block_of(int64_t tile) const {
+        return job.s.table && tile < end ? job.s.table[tile] : 0;
+    }
+    __device__ void fetch_k(int64_t tile, int32_t block) const {
+        if (tile < end) fetch(job.shape.k, block, tile, job.kv_head, seen_of(tile, rows), job.tiles);
+        commit_copies();
+    }
+    __device__ void fetch_v(int64_t tile, int32_t block) const {
+        unsigned char* const to = job.tiles + job.shape.k.bytes;
+        if (tile < end) fetch(job.shape.v, block, tile, job.value_head, seen_of(tile, rows), to);
+        commit_copies();
+    }
+};
+
 template <bool turned, int kTiles>
-__device__ void add_stored(const DecodeJob& job, Range rows, int64_t begin, int64_t end, Sums& state,
-                           float (&sums)[kTiles][4]) {
-    const TilePlane &k = job.shape.k, &v = job.shape.v;
-    const int step = blockDim.x / 32;
+__device__ void add_stored(const DecodeJob& job, WarpTiles& at, Sums& state, float (&sums)[kTiles][4]) {
     const float threshold = job.a.sparse_threshold;
     const bool spares = threshold > 0;
     const int query = threadIdx.x % 32 / 4;
     unsigned long long met = 0, skipped = 0;
-    const auto block_of = [&](int64_t tile) { return job.s.table && tile < end ? job.s.table[tile] : 0; };
-    const auto fetch_k = [&](int64_t tile, int32_t block) {
-        if (tile < end) fetch(k, block, tile, job.kv_head, seen_of(tile, rows), job.tiles);
-        commit_copies();
-    };
-    const auto fetch_v = [&](int64_t tile, int32_t block) {
-        if (tile < end) fetch(v, block, tile, job.value_head, seen_of(tile, rows), job.tiles + k.bytes);
-        commit_copies();
-    };
-    int64_t tile = begin + threadIdx.x / 32;
-    int32_t block = block_of(tile), next = block_of(tile + step), after;
-    fetch_k(tile, block);
-    if (!spares) fetch_v(tile, block);
-    for (; tile < end; tile += step, block = next, next = after) {
-        after = block_of(tile + 2 * step);  // known long before it is needed
+    int32_t after;
+    for (; at.tile < at.end; at.tile += at.step, at.block = at.next, at.next = after) {
+        after = at.block_of(at.tile + 2 * at.step);  // known long before it is needed
         if (spares)
             wait_copies<0>();
         else
             wait_copies<1>();
         __syncwarp();
-        const Seen seen = seen_of(tile, rows);
+        const Seen seen = seen_of(at.tile, at.rows);
         float w[4][2], mass;
-        score_tile<turned>(job, tile * kBlockRows, seen, w);
+        score_tile<turned>(job, at.tile * kBlockRows, seen, w);
         __syncwarp();
-        if (!spares) fetch_k(tile + step, next);
+        if (!spares) at.fetch_k(at.tile + at.step, at.next);
         const float factor = weigh(w, state, mass);
         bool needed = true;
         if (spares) {
@@ -64,10 +76,10 @@ __device__ void add_stored(const DecodeJob& job, Range rows, int64_t begin, int6
             needed = __any_sync(~0u, !negligible && query < job.n_queries);
             met += seen.end - seen.first;
             if (needed)
-                fetch_v(tile, block);
+                at.fetch_v(at.tile, at.block);
             else
                 skipped += seen.end - seen.first;
-            fetch_k(tile + step, next);
+            at.fetch_k(at.tile + at.step, at.next);
         }
         if (needed) {
             wait_copies<1>();
@@ -82,7 +94,7 @@ __device__ void add_stored(const DecodeJob& job, Range rows, int64_t begin, int6
                 for (int i = 0; i < 4; ++i) sums[n][i] *= factor;
             }
         }
-        if (!spares) fetch_v(tile + step, next);
+        if (!spares) at.fetch_v(at.tile + at.step, at.next);
     }
     wait_copies<0>();
     if (spares && job.a.counts && threadIdx.x % 32 == 0 && met > 0) {
@@ -104,6 +116,7 @@ template <bool turned>
 __device__ void score_fresh(const DecodeJob& job, bool wanted, Shared& shared) {
     const int lane = threadIdx.x % 32, dim = job.scores().dim;
     const bool sees = wanted && fresh_rows(job.a, job.s, job.s.position, job.s.position).size() > 0;
+#pragma unroll 1
     for (int i = threadIdx.x / 32; i < job.n_queries; i += blockDim.x / 32) {
         float dot = 0;
         if (sees) {
@@ -132,8 +145,10 @@ __device__ void score_fresh(const DecodeJob& job, bool wanted, Shared& shared) {
 __device__ void combine(const DecodeJob& job, const Parts& parts, int64_t slot, int i, Shared& shared) {
     float high = -infinity(), sum = 0;
     const auto each = [&](auto f) {
-        for (int w = 0; w < static_cast<int>(blockDim.x / 32); ++w) f(w);
-        f(kMaxWarps);
+#pragma unroll 1
+        for (int w = 0; w <= kMaxWarps; ++w) {
+            if (w == kMaxWarps || w < static_cast<int>(blockDim.x / 32)) f(w);
+        }
     };
     each([&](int w) { high = fmaxf(high, shared.max[w][i]); });
     each([&](int w) {
@@ -158,11 +173,13 @@ __device__ void write_results(const DecodeJob& job, const Parts& parts, int part
     };
     if (const int i = threadIdx.x; i < job.n_queries) combine(job, parts, slot(i), i, shared);
     __syncthreads();
+#pragma unroll 1
     for (int at = threadIdx.x; at < job.n_queries * dim; at += blockDim.x) {
         const int i = at / dim, column = at % dim;
         float sum = 0;
-        for (int w = 0; w < n_warps; ++w) {
-            const float weight = shared.weights[w][i];
+#pragma unroll
+        for (int w = 0; w < kMaxWarps; ++w) {
+            const float weight = w < n_warps ? shared.weights[w][i] : 0.0f;
             if (weight != 0) sum = fmaf(weight, values[(w * kQueries + i) * dim + column], sum);
         }
         const float weight = shared.weights[kMaxWarps][i];
@@ -174,11 +191,27 @@ __device__ void write_results(const DecodeJob& job, const Parts& parts, int part
     }
 }
 
+/// Of planes with rows of two types.
+struct MixedRows {
+    static constexpr int kGroup = 32;  // there may be some
+};
+
+/// Says what both planes hold, so that a kernel has the code of that type alone: of all types there is too
+/// much of it to stay in a processor, and a layer's weights push it out of the L2 cache.
+template <class Row>
+__device__ inline void know_type(DecodeShape& shape) {
+    if constexpr (!std::is_same_v<Row, MixedRows>) {
+        shape.k.rows.dtype = shape.v.rows.dtype = Row::kType;
+        shape.k.reading = shape.v.reading = reading_of(Row::kType);
+    }
+}
+
 /// Blocks: parts, groups of queries of a KV head, sequences.
-template <bool turned, int kTiles>
+template <class Row, bool turned, int kTiles>
 __global__ void __launch_bounds__(kMaxWarps * 32)
     decode_kernel(AttentionView a, DecodeShape shape, Parts parts) {
     begin_early();
+    know_type<Row>(shape);
     __shared__ Shared shared;
     __shared__ float units[kQueries];
     const PlacedSequence& s = a.sequences[blockIdx.z];
@@ -199,16 +232,20 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
                            reinterpret_cast<uint4*>(tiles + blockDim.x / 32 * shape.warp_bytes),
                            units,
                            tiles + warp * shape.warp_bytes};
+    const Range rows = stored_rows(a, s, s.position, s.position);
+    const uint32_t first = static_cast<uint32_t>(rows.first / kBlockRows);
+    const uint32_t n =
+        rows.size() ? static_cast<uint32_t>((rows.end + kBlockRows - 1) / kBlockRows) - first : 0;
+    WarpTiles at(job, rows, first + n * part / parts.n, first + n * (part + 1) / parts.n);
+    at.fetch_k(at.tile, at.block);
+    if (!(a.sparse_threshold > 0)) at.fetch_v(at.tile, at.block);
     place_queries<turned>(job);
     score_fresh<turned>(job, part == parts.n - 1, shared);
     __syncthreads();
 
-    const Range rows = stored_rows(a, s, s.position, s.position);
-    const int64_t first = rows.first / kBlockRows;
-    const int64_t n = rows.size() ? (rows.end + kBlockRows - 1) / kBlockRows - first : 0;
     Sums state;
     float sums[kTiles][4] = {};
-    add_stored<turned>(job, rows, first + n * part / parts.n, first + n * (part + 1) / parts.n, state, sums);
+    add_stored<turned>(job, at, state, sums);
 
     if (lane % 4 == 0) {
         shared.max[warp][lane / 4] = state.max;
@@ -230,7 +267,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
     write_results(job, parts, part, values, shared);
 }
 
-template <bool turned, int kTiles>
+template <class Row, bool turned, int kTiles>
 void run(const Device& device, const AttentionArgs& args, const AttentionView& view, DecodeShape shape,
          std::byte* workspace) {
     const ScoreTerm& score = args.scores[0];
@@ -253,7 +290,7 @@ void run(const Device& device, const AttentionArgs& args, const AttentionView& v
     const int n_parts = parts_for(args, int64_t(groups) * int64_t(args.sequences.size()),
                                   int64_t(device.processors) * at_once, kMax);
     const Parts parts = place_parts(args, n_parts, workspace);
-    launch(device, decode_kernel<turned, kTiles>,
+    launch(device, decode_kernel<Row, turned, kTiles>,
            {.grid = dim3(unsigned(n_parts), unsigned(groups), unsigned(args.sequences.size())),
             .block = dim3(unsigned(warps * 32)),
             .shared_bytes = shared,
@@ -262,13 +299,22 @@ void run(const Device& device, const AttentionArgs& args, const AttentionView& v
     if (n_parts > 1) merge_parts(device, args, view, parts);
 }
 
-template <bool turned>
+template <class Row, bool turned>
 void run_of(const Device& device, const AttentionArgs& args, const AttentionView& view,
             const DecodeShape& shape, std::byte* workspace) {
     const int dim = args.values[0].dim;
-    if (dim <= 64) return run<turned, 8>(device, args, view, shape, workspace);
-    if (dim <= 128) return run<turned, 16>(device, args, view, shape, workspace);
-    run<turned, 32>(device, args, view, shape, workspace);
+    if (dim <= 64) return run<Row, turned, 8>(device, args, view, shape, workspace);
+    if (dim <= 128) return run<Row, turned, 16>(device, args, view, shape, workspace);
+    run<Row, turned, 32>(device, args, view, shape, workspace);
+}
+
+/// fn(the trait of both planes' type), or of rows that are mixed.
+template <class Fn>
+void with_rows_of(DType k, DType v, const Fn& fn) {
+    if (k == v)
+        with_row_type(k, fn);
+    else
+        fn(MixedRows());
 }
 
 /// Rotation on read.
@@ -303,8 +349,13 @@ void attention_decode(const Device& device, const AttentionArgs& args, const Att
     const ValueTerm& value = args.values[0];
     DecodeShape shape{plane_of(score.stored, score.dim), plane_of(value.stored, value.dim), 1, 0};
     shape.query_groups = (args.n_heads / score.n_heads + kQueries - 1) / kQueries;
-    score.rope ? run_of<true>(device, args, view, shape, workspace)
-               : run_of<false>(device, args, view, shape, workspace);
+    with_rows_of(score.stored.dtype, value.stored.dtype, [&]<class Row>(Row) {
+        if constexpr (Row::kGroup > 0) {
+            if (score.rope) return run_of<Row, true>(device, args, view, shape, workspace);
+        }
+        if constexpr (!std::is_same_v<Row, RowF32>)  // decode_can() has refused them
+            run_of<Row, false>(device, args, view, shape, workspace);
+    });
 }
 
 }  // namespace slimrt::cuda

@@ -54,11 +54,12 @@ template <bool turned>
 __device__ inline void place_queries(const DecodeJob& job) {
     const int lane = threadIdx.x % 32, dim = job.scores().dim, steps = dim / 16;
     const Reading reading = job.shape.k.reading;
+#pragma unroll 1
     for (int i = threadIdx.x / 32; i < kQueries; i += blockDim.x / 32) {
         const bool exists = i < job.n_queries;
         const float* const q = job.query(exists ? i : 0);
         float most = 0;
-        for (int column = lane; column < dim; column += 32) most = fmaxf(most, fabsf(q[column]));
+        for (int column = lane; column < dim && exists; column += 32) most = fmaxf(most, fabsf(q[column]));
         for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
         const float unit = unit_below(most), shrink = inverse_of_unit(unit);
         if (lane == 0) job.units[i] = unit * job.a.scale;

@@ -13,8 +13,11 @@ struct TilePlane {
     size_t pitch;                    // from a row to the next
     int lines;                       // that are copied: rows, or one of all rows
     int chunks, chunk_divisor;       // of 16 bytes in a line; i / chunks = i * divisor >> 16
-    int scale_chunks;                // of a tile
-    int stride;                      // of rows in shared memory
+    int line_step, chunk_step;       // what 32 chunks on is: so many lines and chunks
+    uint32_t source_step, target_step, source_wrap,
+        target_wrap;   // bytes; wrap: more where a line ends between
+    int scale_chunks;  // of a tile
+    int stride;        // of rows in shared memory
     int groups;
     int bytes;  // of a tile in shared memory
     Reading reading;
@@ -30,6 +33,23 @@ struct Seen {
     __device__ bool has(int row) const { return row >= first && row < end; }
 };
 
+/// Starts the copies of the lines from `source` on. wraps: lines end between two copies of a lane.
+template <bool wraps>
+__device__ inline void fetch_lines(const TilePlane& p, const unsigned char* source, Seen seen,
+                                   unsigned char* target) {
+    const int lane = threadIdx.x % 32;
+    int line = lane * p.chunk_divisor >> 16, chunk = lane - line * p.chunks;
+    source += line * p.pitch + chunk * 16;
+    target += line * p.stride + chunk * 16;
+#pragma unroll 1
+    for (; line < p.lines; line += p.line_step, source += p.source_step, target += p.target_step) {
+        copy16(target, source, few_bits(p.reading) || seen.has(line));  // few bits are always numbers
+        if (!wraps || (chunk += p.chunk_step) < p.chunks) continue;
+        line += 1, chunk -= p.chunks;
+        source += p.source_wrap, target += p.target_wrap;
+    }
+}
+
 /// Starts the copies of a tile's head; `block` is where it is, if paged.
 __device__ inline void fetch(const TilePlane& p, int32_t block, int64_t tile, int head, Seen seen,
                              unsigned char* to) {
@@ -38,13 +58,9 @@ __device__ inline void fetch(const TilePlane& p, int32_t block, int64_t tile, in
                                                                         static_cast<int64_t>(p.rows.row_bytes)
                                                     : p.rows.base + block * p.rows.block_stride;
     const unsigned char* const rows = from + head * p.head_bytes;
-#pragma unroll 4
-    for (int i = lane; i < p.lines * p.chunks; i += 32) {
-        const int row = i * p.chunk_divisor >> 16, chunk = i - row * p.chunks;
-        const bool wanted = few_bits(p.reading) || seen.has(row);  // codes of few bits are always numbers
-        copy16(to + row * p.stride + chunk * 16, rows + row * p.pitch + chunk * 16, wanted);
-    }
+    p.chunk_step ? fetch_lines<true>(p, rows, seen, to) : fetch_lines<false>(p, rows, seen, to);
     const unsigned char* const scales = from + kBlockRows * p.pitch + head * p.head_scales;
+#pragma unroll 1
     for (int i = lane; i < p.scale_chunks; i += 32)
         copy16(to + kBlockRows * p.stride + i * 16, scales + i * 16);
 }
@@ -109,8 +125,15 @@ inline TilePlane plane_of(const Rows& rows, int dim) {
     p.lines = by_rows ? tokens : 1;
     p.chunks = static_cast<int>(row.elements * (tokens / p.lines) / 16);
     p.chunk_divisor = 65536 / p.chunks + 1;
+    p.line_step = 32 / p.chunks;
+    p.chunk_step = 32 % p.chunks;
     p.scale_chunks = static_cast<int>(head.scales / 16);
     p.stride = static_cast<int>(row.elements) | (by_rows ? 16 : 0);
+    const auto bytes = [](auto n) { return static_cast<uint32_t>(n); };
+    p.source_step = bytes(p.line_step * p.pitch + p.chunk_step * 16);
+    p.target_step = bytes(p.line_step * p.stride + p.chunk_step * 16);
+    p.source_wrap = bytes(p.pitch - p.chunks * 16);
+    p.target_wrap = bytes(p.stride - p.chunks * 16);
     p.groups = few_bits(p.reading) ? dim / 32 : 0;
     p.bytes = tokens * p.stride + p.scale_chunks * 16;
     return p;
