@@ -43,7 +43,8 @@ enum cudaDeviceAttr {
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
-    int major, minor, multiProcessorCount, l2CacheSize, maxThreadsPerBlock, warpSize;
+    int major, minor, multiProcessorCount, l2CacheSize, accessPolicyMaxWindowSize, maxThreadsPerBlock,
+        warpSize;
 };
 
 cudaError_t cudaGetDeviceCount(int* count);
@@ -144,7 +145,19 @@ enum cudaFuncAttribute {
     cudaFuncAttributePreferredSharedMemoryCarveout = 9,
     cudaFuncAttributeNonPortableClusterSizeAllowed = 13,
 };
+enum cudaAccessProperty {
+    cudaAccessPropertyNormal,
+    cudaAccessPropertyStreaming,
+    cudaAccessPropertyPersisting
+};
+struct cudaAccessPolicyWindow {
+    void* base_ptr;
+    size_t num_bytes;
+    float hitRatio;
+    cudaAccessProperty hitProp, missProp;
+};
 enum cudaLaunchAttributeID {
+    cudaLaunchAttributeAccessPolicyWindow = 1,
     cudaLaunchAttributeCooperative = 2,
     cudaLaunchAttributeClusterDimension = 4,
     cudaLaunchAttributeProgrammaticStreamSerialization = 6,
@@ -153,6 +166,7 @@ union cudaLaunchAttributeValue {
     struct {
         unsigned x, y, z;
     } clusterDim;
+    cudaAccessPolicyWindow accessPolicyWindow;
     int cooperative;
     int programmaticStreamSerializationAllowed;
 };

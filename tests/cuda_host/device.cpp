@@ -95,6 +95,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
                    .minor = capability % 10,
                    .multiProcessorCount = int(from_environment("SLIMRT_EMULATED_PROCESSORS", 4)),
                    .l2CacheSize = 8 << 20,
+                   .accessPolicyMaxWindowSize = 16 << 20,
                    .maxThreadsPerBlock = kMostThreads,
                    .warpSize = warpSize};
     return cudaSuccess;
@@ -150,6 +151,8 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cud
 cudaError_t cuda_host::launch(const cudaLaunchConfig_t& config, const void* kernel,
                               std::function<void()> thread) {
     const Lock lock(all);
+    cudaDeviceProp device;
+    cudaGetDeviceProperties(&device, 0);
     Launch launch{config.gridDim, config.blockDim, 1, config.dynamicSmemBytes, std::move(thread)};
     for (unsigned i = 0; i < config.numAttrs; ++i) {
         if (config.attrs[i].id == cudaLaunchAttributeCooperative) {
@@ -159,6 +162,12 @@ cudaError_t cuda_host::launch(const cudaLaunchConfig_t& config, const void* kern
         if (config.attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization) {
             launch.early = config.attrs[i].val.programmaticStreamSerializationAllowed != 0;
             continue;
+        }
+        if (config.attrs[i].id == cudaLaunchAttributeAccessPolicyWindow) {
+            const cudaAccessPolicyWindow& window = config.attrs[i].val.accessPolicyWindow;
+            if (window.num_bytes > size_t(device.accessPolicyMaxWindowSize) || !(window.hitRatio <= 1))
+                return result(cudaErrorInvalidValue);
+            continue;  // there are no caches here
         }
         const auto& cluster = config.attrs[i].val.clusterDim;
         if (cluster.y != 1 || cluster.z != 1) return result(cudaErrorInvalidValue);

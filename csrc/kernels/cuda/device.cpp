@@ -36,6 +36,7 @@ Device describe(int id) {
             .processors = properties.multiProcessorCount,
             .shared_bytes = properties.sharedMemPerBlockOptin,
             .l2_bytes = static_cast<size_t>(properties.l2CacheSize),
+            .window_bytes = static_cast<size_t>(properties.accessPolicyMaxWindowSize),
             .name = properties.name};
 }
 

@@ -3,8 +3,10 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -22,6 +24,7 @@ struct Device {
     int processors = 0;       // streaming multiprocessors
     size_t shared_bytes = 0;  // that one block may have
     size_t l2_bytes = 0;
+    size_t window_bytes = 0;  // of memory, that a launch may say something about
     std::array<int, kMaxCluster + 1>
         clusters{};         // of so many blocks, each a processor's all: how many at once
     bool overlaps = false;  // kernels may begin while the one before ends
@@ -56,6 +59,7 @@ struct Shape {
     unsigned cluster = 0;      // blocks of a cluster, along x; 0: none, which st.async does not work in
     bool cooperative = false;  // all blocks run at once, or the launch fails
     bool early = false;        // it calls wait_for_previous() (ptx.cuh), so it may begin before its turn
+    std::span<const unsigned char> once{};  // memory that is read once, and need not stay in the L2 cache
 };
 
 /// Lets a kernel have so much dynamic shared memory and, if `large_cluster`, clusters of more than 8 blocks.
@@ -69,7 +73,7 @@ void launch(const Device& device, void (*kernel)(Params...), const Shape& shape,
     const bool large_cluster = shape.cluster > kPortableCluster;
     if (shape.shared_bytes > kUnasked || large_cluster)
         allow(device.id, reinterpret_cast<const void*>(kernel), shape.shared_bytes, large_cluster);
-    cudaLaunchAttribute attributes[2]{};
+    cudaLaunchAttribute attributes[3]{};
     unsigned n = 0;
     if (shape.cooperative) {
         attributes[n].id = cudaLaunchAttributeCooperative;
@@ -81,6 +85,14 @@ void launch(const Device& device, void (*kernel)(Params...), const Shape& shape,
     if (shape.early && device.overlaps) {
         attributes[n].id = cudaLaunchAttributeProgrammaticStreamSerialization;
         attributes[n++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (const size_t bytes = std::min(shape.once.size(), device.window_bytes)) {
+        attributes[n].id = cudaLaunchAttributeAccessPolicyWindow;
+        attributes[n++].val.accessPolicyWindow = {.base_ptr = const_cast<unsigned char*>(shape.once.data()),
+                                                  .num_bytes = bytes,
+                                                  .hitRatio = 1,
+                                                  .hitProp = cudaAccessPropertyStreaming,
+                                                  .missProp = cudaAccessPropertyNormal};
     }
     cudaLaunchConfig_t config{};
     config.gridDim = shape.grid;

@@ -235,6 +235,20 @@ __global__ void __launch_bounds__(kWarps* kWarp, kAtOnce<kColumns>* kChains / kW
     }
 }
 
+/// The largest weight that is multiplied, or what lies from one to another.
+std::span<const unsigned char> weights_of(const Device& device, const Job& job) {
+    if (job.experts) return {};  // they may lie anywhere
+    const auto bytes_of = [&](const Part& part) {
+        return part.stride * static_cast<size_t>(job.heads) * static_cast<size_t>(part.rows);
+    };
+    const std::span parts(job.parts, static_cast<size_t>(job.n_parts));
+    const auto largest = std::ranges::max_element(parts, {}, bytes_of);
+    const auto first = std::ranges::min_element(parts, {}, &Part::weight);
+    const auto last = std::ranges::max_element(parts, {}, &Part::weight);
+    const std::span all(first->weight, last->weight + bytes_of(*last));
+    return all.size() <= device.window_bytes ? all : std::span(largest->weight, bytes_of(*largest));
+}
+
 /// Of a block: its warps' memory, and sums of chains, of two tiles since one may be read yet.
 template <class W, int kTiles, int kColumns, int kWarps>
 constexpr size_t block_bytes(int tokens, Room room) {
@@ -266,7 +280,8 @@ bool start(const Device& device, const Job& job, const Around& around) {
            {.grid = dim3(std::min(tiles, device.processors * at_once(room))),
             .block = dim3(kWarps * kWarp),
             .shared_bytes = bytes(room),
-            .early = true},
+            .early = true,
+            .once = weights_of(device, job)},
            job, W::row_bytes(job.k), AroundView(around), tiles, room);
     return true;
 }
