@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <vector>
 
 #include "kernels/cuda/cublas_lt.h"
@@ -31,13 +32,11 @@ int failures = 0;
 
 /// Exactly as many bytes, so that AddressSanitizer sees the first beyond them.
 struct Bytes {
-    explicit Bytes(size_t n) {
-        if (posix_memalign(&data, 256, n ? n : 1)) std::abort();
-        std::memset(data, 0xff, n);
-    }
-    ~Bytes() { std::free(data); }
+    static constexpr std::align_val_t kAlign{256};
+    explicit Bytes(size_t n) : data(::operator new(n ? n : 1, kAlign)) { std::memset(data, 0xff, n); }
+    ~Bytes() { ::operator delete(data, kAlign); }
     Bytes(const Bytes&) = delete;
-    void* data = nullptr;
+    void* const data;
 };
 
 constexpr DType kTypes[] = {DType::F32,    DType::F16,   DType::BF16,  DType::Q4_0,      DType::Q4_1,

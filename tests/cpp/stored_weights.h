@@ -2,13 +2,15 @@
 // kernels/cpu/blocks_grid.h).
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <cmath>
 #include <cstring>
 #include <random>
 #include <vector>
 
 #include "core/dtype.h"
-#include "kernels/cuda/numbers.cuh"
 
 namespace slimrt::cuda {
 
@@ -21,7 +23,7 @@ inline float normal() {
 
 inline uint16_t u16_at(const unsigned char* p) { return uint16_t(p[0] | p[1] << 8); }
 
-inline double f16_at(const unsigned char* p) { return from_f16(u16_at(p)); }
+inline double f16_at(const unsigned char* p) { return __half2float(__ushort_as_half(u16_at(p))); }
 inline int nibble(const unsigned char* bytes, int i) { return bytes[i % 16] >> (i < 16 ? 0 : 4) & 15; }
 inline int two_bits(const unsigned char* codes, int i) {
     return codes[i / 128 * 32 + i % 32] >> i / 32 % 4 * 2 & 3;
@@ -112,7 +114,7 @@ inline double element(DType dtype, const unsigned char* row, int64_t i) {
     if (type.block == 256) return element_of_256(dtype, block, int(i % 256));
     if (type.block == 32) return element_of_32(dtype, block, int(i % 32));
     if (dtype == DType::F16) return f16_at(block);
-    if (dtype == DType::BF16) return from_bf16(u16_at(block));
+    if (dtype == DType::BF16) return __bfloat162float(__ushort_as_bfloat16(u16_at(block)));
     float x;
     std::memcpy(&x, block, sizeof x);
     return x;
@@ -150,11 +152,12 @@ inline void fill(DType dtype, unsigned char* row, int64_t k, float size) {
         if (dtype == DType::F32)
             std::memcpy(block, &x, sizeof x);
         else if (dtype == DType::BF16)
-            put(block, to_bf16(x));
+            put(block, __bfloat16_as_ushort(__float2bfloat16_rn(x)));
         else if (dtype == DType::MXFP4)
             block[0] = uint8_t(128 + std::ilogb(size) - int(rng() % 8));
         else
-            for (const int at : halves(dtype)) put(block + at, to_f16(normal() * size));
+            for (const int at : halves(dtype))
+                put(block + at, __half_as_ushort(__float2half_rn(normal() * size)));
     }
 }
 
