@@ -13,6 +13,9 @@ from pathlib import Path
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
+# What "auto" means, also where there is a GPU: who wants that names it.
+os.environ["SLIMRT_DEVICE"] = "cpu"
+
 import numpy as np
 import pytest
 

@@ -184,7 +184,10 @@ def test_layers_that_cannot_be_apart(tmp_path, convert, seq2seq):
 
 def test_what_gpu_layers_mean(monkeypatch):
     monkeypatch.setattr(core, "cuda_devices", lambda: (["one"], ""))
-    assert resolve_device("auto") == resolve_device("cuda", 0) == resolve_device("auto", 0) == "cpu"
+    assert resolve_device("auto") == "cpu"  # as conftest.py says
+    monkeypatch.delenv("SLIMRT_DEVICE")
+    assert resolve_device("auto") == "auto"
+    assert resolve_device("cuda", 0) == resolve_device("auto", 0) == "cpu"
     assert resolve_device("auto", 12) == resolve_device("cuda", 12) == "cpu,cuda=12"
     assert resolve_device("cuda:1", 3) == "cpu,cuda:1=3" and resolve_device("cuda:1", -1) == "cuda:1"
     assert resolve_device("cuda:0=20,cuda:1=12") == "cuda:0=20,cuda:1=12"
@@ -198,9 +201,13 @@ def test_what_gpu_layers_mean(monkeypatch):
     assert resolve_device("cuda", 3) == "cpu,cuda=3"  # who names it insists
     with pytest.warns(UserWarning, match="on the CPU: no driver"):
         assert resolve_device("auto", -1) == "cpu"
+    assert resolve_device("auto") == "cpu"
+    monkeypatch.setenv("SLIMRT_DEVICE", "cuda:1")
+    assert resolve_device("auto") == "cuda:1" and resolve_device("cpu") == "cpu"
 
 
-def test_gpu_layers_on_the_command_line(tiny, run):
+def test_gpu_layers_on_the_command_line(tiny, run, monkeypatch):
+    monkeypatch.delenv("SLIMRT_DEVICE")
     code, out, err = run("generate", tiny, "-p", "a", "-ngl", "0", "--temp", "0", "-n", "2")
     assert code == 0 and out, err
     code, out, err = run("generate", tiny, "-p", "a", "-ngl", "20", "--device", "cpu")

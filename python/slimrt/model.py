@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt.cache.config import CacheChoice, CacheOptions
+from slimrt.cache.placement import placed
 from slimrt.cache.planner import Planner, resolve_device
 from slimrt.generation.draft_model import load_draft
 from slimrt.generation.options import Options
@@ -42,7 +43,8 @@ class Model(OpenAIMethods, Closing):
         path: a GGUF file (as it is, or from slimrt.convert; of a split one the first), a Hugging Face directory,
             whisper.cpp's ggml-*.bin, the name of a repository that holds one of these ("org/repo:Q4_K_M", also after
             "hf://"; docs/getting-models.md), or a ModelSource.
-        device: "cpu", "cuda" (an NVIDIA GPU) or "cuda:N"; "auto" is the CPU. Several share the layers in their order,
+        device: "cpu", "cuda" (an NVIDIA GPU) or "cuda:N"; "auto" is an NVIDIA GPU where there is one
+            and the model fits it, else the CPU (SLIMRT_DEVICE=cpu insists). Several share the layers in their order,
             "cuda:0,cuda:1" by the memory that is free, "cuda:0=20,cuda:1=12" as it says; the last one has the head.
         n_gpu_layers: so many of the last layers, and the head, are on `device` (or "cuda"), the others on the CPU; -1:
             all of them.
@@ -137,7 +139,7 @@ class Model(OpenAIMethods, Closing):
                 continues_texts(source)
             planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device, cache_tokens)
             source.n_ctx(n_ctx)  # checked before anything slow
-            planner = with_draft(planner, draft_model, progress)
+            planner = placed(with_draft(planner, draft_model, progress), [choice], n_ctx)
             self._runtime = _runtime.load(
                 source,
                 choice,

@@ -150,6 +150,7 @@ class PlanResult(Record):
         max_queue: requests that wait for a server, whose memory is counted; None: there is none.
         draft_model: the name of a model that drafts, whose memory is counted; "": there is none.
         gpu_layers: of what does not fit on a GPU, the most layers that do, with the others on the CPU; 0: none.
+        device: what was planned for; of "auto" what it chose.
     """
 
     path: str
@@ -166,6 +167,7 @@ class PlanResult(Record):
     max_queue: int | None = None
     draft_model: str = ""
     gpu_layers: int = 0
+    device: str = "cpu"
 
     @property
     def fits(self) -> bool:
@@ -212,6 +214,8 @@ class PlanResult(Record):
     def conclusion(self, verdict: str | None = None) -> str:
         """What was asked for, and whether it fits. verdict: how to write it, in colour maybe."""
         asked, limit = self.asked, format_bytes(self.memory_limit)
+        if self.device != "cpu":
+            limit += f" on {self.device}"
         return f"{kinds(asked.layers())}: {format_bytes(asked.total)} {verdict or self.verdict} in {limit}"
 
     def __str__(self) -> str:

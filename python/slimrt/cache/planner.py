@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ from slimrt.plumbing.arguments import unknown, whole
 from slimrt.plumbing.notes import tell
 from slimrt.plumbing.units import format_bytes, parse_bytes
 
-DEVICES = ("auto", "cpu", "cuda", "cuda:N", "cpu,cuda=LAYERS")
+AUTO = "auto"
+DEVICES = (AUTO, "cpu", "cuda", "cuda:N", "cpu,cuda=LAYERS")
 _ONE = r"(?:cpu|cuda(?::\d{1,3})?)"
 _DEVICE = re.compile(rf"auto|{_ONE}|{_ONE}(?:=\d{{1,4}})?(?:,{_ONE}(?:=\d{{1,4}})?)*")
 _GPU = re.compile(r"(?:cpu,)?(cuda(?::\d+)?)(?:=(\d+))?")
@@ -34,20 +36,23 @@ _LONGEST = 1 << 20  # tokens: no break-even is looked for beyond
 
 
 def resolve_device(device: str, n_gpu_layers: int | None = None) -> str:
-    """ "cpu", which is what "auto" means, "cuda" or "cuda:N", or several that share the layers, in their order.
-    n_gpu_layers: so many of the last are on cuda and the others on the CPU; -1: all. Where "auto" finds no device for
-    them a note says so. UnsupportedError: another device."""
+    """ "cpu", "cuda" or "cuda:N", several that share the layers, in their order, or "auto" where there is a CUDA device
+    (cache/placement.py chooses). "auto" is what SLIMRT_DEVICE says, if it says something, and "cpu" where there is no
+    other. n_gpu_layers: so many of the last are on cuda and the others on the CPU; -1: all. Where "auto" finds no
+    device for them a note says so. UnsupportedError: another device."""
+    if device == AUTO:
+        device = os.environ.get("SLIMRT_DEVICE", "").lower() or AUTO
     if device in ("gpu", "nvidia"):
         raise UnsupportedError(f"device '{device}': a GPU is called cuda, or cuda:N of several; NVIDIA's are supported")
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
         raise UnsupportedError(unknown("device", device, DEVICES))
     if n_gpu_layers is None:
-        return "cpu" if device == "auto" else device
+        return "cpu" if device == AUTO and not core.cuda_devices()[0] else device
     n = whole("n_gpu_layers", n_gpu_layers)
-    gpu = _GPU.fullmatch("cuda" if device == "auto" else device)
+    gpu = _GPU.fullmatch("cuda" if device == AUTO else device)
     if n == 0 and (gpu or device == "cpu"):
         return "cpu"
-    if device == "auto" and not (found := core.cuda_devices())[0]:
+    if device == AUTO and not (found := core.cuda_devices())[0]:
         tell(f"all layers are on the CPU: {found[1]}")
         return "cpu"
     if gpu is None or "=" in gpu[0]:
@@ -59,7 +64,8 @@ def resolve_device(device: str, n_gpu_layers: int | None = None) -> str:
 class Planner:
     """Asks the core about one model under one limit; everything but cache and context is fixed.
 
-    each: several devices, of which what is free is each one's own limit.
+    device: "auto" until placed() has chosen one; limit is the CPU's then.
+    each: no limit was given: of several devices what is free is each one's own.
     max_queue: requests that wait for a server of the model; None: there is no server.
     draft: a model that drafts for this one, in the same memory; None: there is none. by_itself: it drafts for itself.
     """
@@ -93,7 +99,7 @@ class Planner:
         device = resolve_device(device)
         return cls(
             source,
-            memory_limit_bytes(memory_limit, device),
+            memory_limit_bytes(memory_limit, "cpu" if device == AUTO else device),
             whole("n_seqs", n_seqs),
             whole("n_batch", n_batch),
             0 if n_threads is None else whole("n_threads", n_threads),

@@ -15,6 +15,7 @@ import numpy as np
 
 from slimrt import core
 from slimrt.cache.config import CacheChoice, check_cache, row_type
+from slimrt.cache.placement import placed
 from slimrt.cache.planner import BLOCK, Planner, memory_limit_bytes, require_together, whole_blocks
 from slimrt.cli.common import (
     Flags,
@@ -142,6 +143,7 @@ class Bench:
         """All at once, so that they can take turns. WontFitError: they do not fit together."""
         args = self._args
         planner = Planner.of(self.source, args.memory_limit, 1, args.batch_size or 512, args.threads, args.device)
+        planner = placed(planner, choices, self.n_ctx)
         if len(choices) > 1:
             advice = "Compare fewer, or lower the largest depth (-d)"
             require_together([planner.sizes(choice, self.n_ctx) for choice in choices], planner.limit, advice)

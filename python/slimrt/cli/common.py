@@ -82,8 +82,8 @@ class Flags(SamplingFlags):
         if several:
             self.add("--cache-tokens", type=positive, metavar="N", help="tokens that the cache holds of all texts "
                      "together; default: a whole context for each")  # fmt: skip
-        self.add("--device", type=lower, default="auto", help="cpu (which auto is), cuda or cuda:N; or several, which "
-                 "share the layers: cuda:0,cuda:1")  # fmt: skip
+        self.add("--device", type=lower, default="auto", help="cpu, cuda or cuda:N; or several, which share the "
+                 "layers: cuda:0,cuda:1; default: cuda where the model fits it, else cpu")  # fmt: skip
         self.add("-ngl", "--gpu-layers", "--n-gpu-layers", dest="gpu_layers", type=count, metavar="N", help="the last "
                  "N layers on cuda, the others on the CPU")  # fmt: skip
         self.add("--memory-limit", type=size, metavar="SIZE", help="such as 6GiB; default: what the machine has "

@@ -7,9 +7,11 @@ import ipaddress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slimrt.cache.planner import Planner, resolve_device
+from slimrt.cache.config import CacheChoice
+from slimrt.cache.placement import placed
+from slimrt.cache.planner import Planner
 from slimrt.cache.server_sizes import places
-from slimrt.cli.common import Flags, model_source, note, open_model, show_progress
+from slimrt.cli.common import Flags, cache_arguments, model_source, note, open_model, show_progress
 from slimrt.cli.values import between, count, positive, real, size, whole
 from slimrt.errors import UnsupportedError, WontFitError
 from slimrt.generation.loop import loop_of, prefixes_of
@@ -125,14 +127,16 @@ def _loaded(args: argparse.Namespace, source: ModelSource) -> Model:
 
 def _with_room(args: argparse.Namespace, source: ModelSource) -> Model:
     """The model, in what the server leaves of the memory. WontFitError: it says what that is."""
-    if resolve_device(args.device) != "cpu":  # of the host the engine takes little
-        return open_model(args, source, args.ctx or 0, n_seqs=args.parallel)
-    planner = Planner.of(source, args.memory_limit, args.parallel, 1, args.threads,
-                         max_queue=places(args.parallel, args.max_queue) - args.parallel)  # fmt: skip
+    planner = Planner.of(source, args.memory_limit, args.parallel, args.batch_size or 512, args.threads, args.device,
+                         args.cache_tokens or 0, places(args.parallel, args.max_queue) - args.parallel)  # fmt: skip
     planner = with_draft(planner, args.draft_model, show_progress(args))
-    beside = planner.server(source.defaults).total
-    left = argparse.Namespace(**vars(args) | {"memory_limit": max(planner.limit - beside, 1),
+    planner = placed(planner, [CacheChoice.of(**cache_arguments(args))], args.ctx or 0)
+    left = argparse.Namespace(**vars(args) | {"device": planner.device,
                                               "draft_model": planner.draft or args.draft_model})  # fmt: skip
+    if planner.device != "cpu":  # of the host the engine takes little
+        return open_model(left, source, args.ctx or 0, n_seqs=args.parallel)
+    beside = planner.server(source.defaults).total
+    left.memory_limit = max(planner.limit - beside, 1)
     try:
         return open_model(left, source, args.ctx or 0, n_seqs=args.parallel)
     except WontFitError as error:

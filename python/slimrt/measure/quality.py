@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt.cache.config import Cache, CacheChoice, check_cache, kinds
+from slimrt.cache.placement import placed
 from slimrt.cache.plan_result import MemorySizes
 from slimrt.cache.planner import Planner, memory_limit_bytes, require_together, resolve_device
 from slimrt.modelfile.source import ModelSource
@@ -89,6 +90,7 @@ def compare_caches(
     planner = Planner.of(source, memory_limit, n_sequences, _N_BATCH, n_threads, device)
     distinct = _distinct(source, choices)
     n_ctx = max(map(len, windows))
+    planner = placed(planner, distinct, n_ctx)
     sizes = [planner.sizes(choice, n_ctx) for choice in distinct]
     require_together(sizes, planner.limit, "Compare fewer, or lower the window or the sequences")
     limit = 0 if memory_limit is None else memory_limit_bytes(memory_limit)
@@ -109,7 +111,7 @@ def compare_caches(
     finally:
         for one in loaded:
             one.runtime.close()
-    alone = Planner.of(source, memory_limit, 1, _N_BATCH, n_threads, device)
+    alone = Planner.of(source, memory_limit, 1, _N_BATCH, n_threads, planner.device)
     held = [alone.sizes(one.choice, n_ctx) for one in loaded]
     return CacheComparison(
         path=str(source.path),

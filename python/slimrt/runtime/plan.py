@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Unpack
 
 from slimrt.cache.config import CacheChoice, CacheOptions, check_cache
+from slimrt.cache.placement import placed
 from slimrt.cache.plan_result import PlanResult
 from slimrt.cache.planner import Planner, resolve_device
 from slimrt.cache.planner_encoder import encoder_rows
@@ -51,7 +52,7 @@ def plan(
     source = ModelSource.of(path, progress)
     choice = CacheChoice.of(**options)
     planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device, cache_tokens, max_queue)
-    planner = with_draft(planner, draft_model, progress)
+    planner = placed(with_draft(planner, draft_model, progress), [choice], n_ctx)
     context = source.n_ctx(n_ctx)
     choice, _ = settle(planner, choice, context)
     check_cache(source, choice)
@@ -64,6 +65,7 @@ def plan(
         n_ctx_train=source.n_ctx_train,
         n_seqs=n_seqs,
         n_batch=n_batch,
+        device=planner.device,
         cache_tokens=cache_tokens,
         max_queue=max_queue,
         draft_model="" if planner.draft is None else planner.draft.name,
