@@ -19,7 +19,7 @@ cp "$emulated"/_core*.so "$package/"
 share=(--share)
 [ "${2:-}" != all ] || share=()
 PYTHONPATH="$emulated/package" python -m pytest -n auto "${share[@]}" -m "not slow_emulated and not nightly" -k "cuda and not long" -p no:cacheprovider \
-    tests/test_cuda.py tests/test_cuda_appends.py tests/test_cuda_launches.py tests/test_cuda_layers.py tests/test_cuda_libraries.py tests/test_latent.py tests/test_kernels.py tests/test_kernels_*.py
+    tests/test_cuda.py tests/test_cuda_appends.py tests/test_placement.py tests/test_cuda_launches.py tests/test_cuda_layers.py tests/test_cuda_libraries.py tests/test_latent.py tests/test_kernels.py tests/test_kernels_*.py
 # Rows in as many parts as large devices have.
 SLIMRT_EMULATED_PROCESSORS=132 PYTHONPATH="$emulated/package" python -m pytest -n auto -k "skipped_within_the_budget and cuda" \
     -p no:cacheprovider tests/test_kernels_attention.py

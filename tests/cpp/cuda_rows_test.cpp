@@ -316,14 +316,18 @@ int main() {
     device.processors = 4;
     check(cudaStreamCreate(&device.stream), "cudaStreamCreate");
     cpu = open_cpu_backend({.n_threads = 1});
-    test_norms();
-    test_elementwise();
-    test_rope();
-    test_unfold();
-    test_gather();
-    test_cache_rows();
-    test_recode();
-    test_dense_rows();
-    test_every_size();
+    const auto run = [](const char* what, void (*test)()) {
+        std::fprintf(stderr, "%s\n", what);  // where a device ends the process nothing else says so
+        test();
+    };
+    run("norms", test_norms);
+    run("elementwise", test_elementwise);
+    run("rope", test_rope);
+    run("unfold", test_unfold);
+    run("gather", test_gather);
+    run("cache rows", test_cache_rows);
+    run("recode", test_recode);
+    run("dense rows", test_dense_rows);
+    run("every size", test_every_size);
     std::puts("cuda_rows_test: ok");
 }

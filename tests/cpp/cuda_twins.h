@@ -38,6 +38,7 @@ struct Twin {
     void compare(float bound, const char* what) const {
         std::vector<std::byte> got(host.size());
         check(cudaMemcpy(got.data(), there, got.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+        check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
         if (std::memcmp(got.data(), host.data(), got.size()) == 0) return;
         size_t bad = 0, first = 0;
         for (size_t i = 0; i + 4 <= got.size(); i += 4) {

@@ -2,15 +2,18 @@
 // them what their vectors hold, as the emulator allows. Linked by device/*_test (tests/on_device.sh).
 #include <cuda_runtime.h>
 
+#include <bit>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
-#include <memory_resource>
+#include <cstring>
+#include <mutex>
 #include <new>
+#include <utility>
 
 namespace {
 
-constexpr size_t kBytes = size_t(2) << 30, kAlign = 256;  // as cudaMalloc aligns
+constexpr size_t kBytes = size_t(4) << 30, kAlign = 256;  // as cudaMalloc aligns
 
 std::byte* managed() {
     void* all = nullptr;
@@ -22,33 +25,43 @@ std::byte* managed() {
 
 std::byte* begin = nullptr;  // none: main() has not begun, and the heap is the usual one
 
-std::pmr::memory_resource& pool() {
-    static std::pmr::monotonic_buffer_resource all(begin, kBytes, std::pmr::null_memory_resource());
-    static std::pmr::synchronized_pool_resource pool({.largest_required_pool_block = 64 << 20}, &all);
-    return pool;
-}
+std::byte* end = nullptr;  // of what was taken so far
+std::mutex mutex;
 
-/// The size is kept before what is allocated.
+/// Pieces of 2^i bytes: those that were freed, the first of which knows the next one.
+std::byte* freed[40];
+
+/// A piece, which has i written before what is allocated.
 void* allocate(size_t bytes) {
-    bytes += kAlign;
-    std::byte* const at =
-        static_cast<std::byte*>(begin ? pool().allocate(bytes, kAlign)
-                                      : std::aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign));
+    const int i = std::bit_width(bytes + kAlign - 1);
+    const size_t size = size_t(1) << i;
+    std::byte* at;
+    if (!begin) {
+        at = static_cast<std::byte*>(std::aligned_alloc(kAlign, size));
+    } else {
+        const std::lock_guard lock(mutex);
+        at = freed[i];
+        if (at)
+            std::memcpy(&freed[i], at, sizeof at);
+        else if (size <= size_t(begin + kBytes - end))
+            at = std::exchange(end, end + size);
+    }
     if (!at) throw std::bad_alloc();
-    *reinterpret_cast<size_t*>(at) = bytes;
+    at[kAlign - 1] = std::byte(i);
     return at + kAlign;
 }
 
 void release(void* p) {
     if (!p) return;
     std::byte* const at = static_cast<std::byte*>(p) - kAlign;
-    if (begin && at >= begin && at < begin + kBytes)
-        pool().deallocate(at, *reinterpret_cast<size_t*>(at), kAlign);
-    else
-        std::free(at);
+    if (!begin || at < begin || at >= begin + kBytes) return std::free(at);
+    const std::lock_guard lock(mutex);
+    const int i = int(at[kAlign - 1]);
+    std::memcpy(at, &freed[i], sizeof at);
+    freed[i] = at;
 }
 
-const bool started = (begin = managed()) != nullptr;
+const bool started = (begin = end = managed()) != nullptr;
 
 }  // namespace
 
