@@ -220,13 +220,14 @@ void test_recode() {
         return head_bytes(dtype, dim, kTokens, scale_tokens).total() * kHeads;
     };
     const auto plane_of = [&](auto& rows, DType dtype, int dim, const Twin& plane, int scale_tokens = 0) {
-        rows = {.base = const_cast<std::byte*>(plane.host.data()),
-                .dtype = dtype,
-                .width = kHeads * dim,
-                .heads = kHeads,
-                .block_stride = bytes(dtype, dim, scale_tokens),
-                .block_tokens = kTokens,
-                .scale_tokens = scale_tokens};
+        rows = {};  // one by one: of a type that is not known yet nvcc 13.0 forgets members' names in braces
+        rows.base = const_cast<std::byte*>(plane.host.data());
+        rows.dtype = dtype;
+        rows.width = kHeads * dim;
+        rows.heads = kHeads;
+        rows.block_stride = bytes(dtype, dim, scale_tokens);
+        rows.block_tokens = kTokens;
+        rows.scale_tokens = scale_tokens;
     };
     for (const int dim : {64, 40}) {
         for (const DType type : kRows) {
