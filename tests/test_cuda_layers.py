@@ -185,6 +185,7 @@ def test_layers_that_cannot_be_apart(tmp_path, convert, seq2seq):
 def test_what_gpu_layers_mean(monkeypatch):
     monkeypatch.setattr(core, "cuda_devices", lambda: (["one"], ""))
     assert resolve_device("auto") == "cpu"  # as conftest.py says
+    assert resolve_device("auto", 12) == "cpu,cuda=12" and resolve_device("auto", -1) == "cuda"
     monkeypatch.delenv("SLIMRT_DEVICE")
     assert resolve_device("auto") == "auto"
     assert resolve_device("cuda", 0) == resolve_device("auto", 0) == "cpu"
@@ -218,7 +219,7 @@ def test_gpu_layers_on_the_command_line(tiny, run, monkeypatch):
 
 
 @needs_device
-def test_a_model_on_two_devices(tiny, run):
+def test_a_model_on_two_devices(tiny, run, monkeypatch):
     texts = []
     for given in ({}, {"n_gpu_layers": 1}, {"device": "cpu,cuda=1"}, {"n_gpu_layers": 99}):
         with slimrt.Model(tiny, n_ctx=64, **given) as model:
@@ -226,6 +227,7 @@ def test_a_model_on_two_devices(tiny, run):
             assert model.info()["device"].startswith("cuda" if given else "cpu")
             assert len(model.info()["parts"]) == (2 if given and 99 not in given.values() else 1)
     assert len(set(texts)) == 1
+    monkeypatch.delenv("SLIMRT_DEVICE")  # which --device is the twin of
     code, out, err = run("plan", tiny, "-ngl", "1", "-c", "64")
     assert code == 0 and "layers 0 to 0 on cpu" in out and "layers 1 to 1 on cuda: " in out, err
 

@@ -41,7 +41,8 @@ def resolve_device(device: str, n_gpu_layers: int | None = None) -> str:
     other. n_gpu_layers: so many of the last are on cuda and the others on the CPU; -1: all. Where "auto" finds no
     device for them a note says so. UnsupportedError: another device."""
     if device == AUTO:
-        device = os.environ.get("SLIMRT_DEVICE", "").lower() or AUTO
+        said = os.environ.get("SLIMRT_DEVICE", "").lower()
+        device = said if said and (n_gpu_layers is None or said != "cpu") else AUTO  # an argument tells more
     if device in ("gpu", "nvidia"):
         raise UnsupportedError(f"device '{device}': a GPU is called cuda, or cuda:N of several; NVIDIA's are supported")
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
