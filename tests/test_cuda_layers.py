@@ -7,6 +7,8 @@ emulator of tests/cuda_host, also between it and the CPU, and between two of it.
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -216,6 +218,10 @@ def test_gpu_layers_on_the_command_line(tiny, run, monkeypatch):
     if CUDA_MISSING:
         code, out, err = run("generate", tiny, "-p", "a", "-ngl", "1", "--temp", "0", "-n", "2")
         assert code == 0 and out and CUDA_MISSING in err
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            code, out, err = run("generate", tiny, "-p", "a", "-ngl", "1", "--temp", "0", "-n", "2", "-q")
+        assert code == 0 and out and not err
 
 
 @needs_device

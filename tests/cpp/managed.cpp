@@ -1,5 +1,5 @@
 // Memory that the host and a CUDA device both reach, in the place of the heap: tests of single kernels hand
-// them what their vectors hold, as the emulator allows. Linked by device/*_test (tests/on_device.sh).
+// them what their vectors hold, as the emulator allows. For tests/on_device.sh.
 #include <cuda_runtime.h>
 
 #include <bit>

@@ -31,9 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             args = _read(sys.argv[1:] if argv is None else argv)
-            from slimrt.plumbing.notes import shown
+            from slimrt.plumbing.notes import heard
 
-            with shown(not args.quiet):
+            with heard(args.quiet):
                 return int(args.run(args))
         finally:
             sys.stdout.flush()  # what a pipe or a disk does not take must be told now, not by the interpreter's exit

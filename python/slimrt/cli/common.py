@@ -29,7 +29,7 @@ from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AUTO, CACHE_TYPES, FASTEST, MODES, RESIDUAL_MODE
 from slimrt.plumbing.arguments import unknown
 from slimrt.plumbing.files import written_beside
-from slimrt.plumbing.notes import shown
+from slimrt.plumbing.notes import heard
 from slimrt.plumbing.tables import table as table
 
 Made = TypeVar("Made")
@@ -145,7 +145,7 @@ class Flags(SamplingFlags):
 def check_cache_flags(args: argparse.Namespace) -> None:
     """Wrong usage where the flags of engine() do not go together, whatever the model."""
     native_types(args)
-    with shown(not args.quiet):
+    with heard(args.quiet):
         args.device = from_flags(args, lambda: resolve_device(args.device, args.gpu_layers))
     known_cache(args, cache_arguments(args))
 

@@ -53,3 +53,15 @@ def shown(wanted: bool = True) -> Iterator[None]:
     finally:
         if token is not None:
             _seen.reset(token)
+
+
+@contextmanager
+def heard(quiet: bool) -> Iterator[None]:
+    """shown(), or for who wants quiet nothing, warnings included."""
+    if not quiet:
+        with shown():
+            yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
