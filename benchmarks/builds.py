@@ -1,6 +1,7 @@
 """Two builds of slimrt beside each other: what a change costs or gains, interleaved in one run.
 
     python benchmarks/builds.py OLD NEW --tests decode@0 decode@4096 prefill@0 --json out.json
+    python benchmarks/builds.py OLD NEW --weights f16 --measured f16 rows
     python benchmarks/builds.py OLD NEW --tests "" --whisper whisper-base.gguf --batch 8
 
 OLD and NEW are folders that hold a package `slimrt` (a site-packages, or what `pip install --target` made). Each build
@@ -88,6 +89,9 @@ def work(job: dict[str, Any]) -> None:
     from slimrt import _core
 
     threads = job["threads"]
+    if kinds := job["measured"]:
+        best = {kind: _core.tune(kind, "", threads, 0.5)["best"] for kind in kinds}
+        _core.set_access(",".join(f"{kind}={access}" for kind, access in best.items()))
     turn = whisper(**job["arguments"]) if job["kind"] == "whisper" else decoder(**job["arguments"])
     print("ready", flush=True)
     for _ in sys.stdin:
@@ -147,6 +151,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--measured", nargs="*", metavar="KIND", help="what each build accesses as it measures is fastest: f16 rows"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -167,7 +174,9 @@ def main() -> None:
         jobs[f"{Path(args.whisper).name} {args.cross} batch {args.batch}"] = {"kind": "whisper", "arguments": arguments}
     results = {}
     for name, job in jobs.items():
-        results[name] = found = compare(*args.builds, job | {"threads": args.threads}, args.turns)
+        results[name] = found = compare(
+            *args.builds, job | {"threads": args.threads, "measured": args.measured or []}, args.turns
+        )
         print(f"{name}: new is {found['speed_of_new']:.3f} times as fast as old", flush=True)
         for order in ("old first", "new first"):
             one = found[order]

@@ -27,7 +27,7 @@ using cpu::Access;
 using cpu::Hint;
 
 constexpr double kWorthwhile = 1.05;
-constexpr int64_t kCols = 4096;            // of a matrix
+constexpr int64_t kCols = 4096;            // of a matrix; of others twice as many
 constexpr int kHeads = 8, kHeadDim = 128;  // of cached rows
 
 double seconds_since(Clock::time_point start) {
@@ -112,7 +112,7 @@ class Products final : public Trial {
         : Trial(kind, isa, n_threads), type_(find_dtype(kind.c_str())->dtype) {
         const Sizes sizes(n_threads, full);
         const size_t row = row_bytes(type_, kCols);
-        rows_ = int64_t(sizes.turn / row) / 16 * 16;
+        rows_ = int64_t(sizes.turn / row) / 64 * 64;
         turns_ = int64_t(sizes.all / (size_t(rows_) * row));
         memory_ = small_pages(size_t(turns_ * rows_) * row);
         const std::vector<uint8_t> some = random_blocks(type_, 64 * row);
@@ -120,10 +120,10 @@ class Products final : public Trial {
             std::memcpy(memory_.data.get() + size_t(item) * 16 * row,
                         some.data() + size_t(item % 4) * 16 * row, 16 * row);
         });
-        const std::vector<float> x(kCols, 0.5f);
-        arrays_ = {backend_.alloc(MemoryKind::scratch, kCols * sizeof(float), "x"),
+        const std::vector<float> x(2 * kCols, 0.5f);
+        arrays_ = {backend_.alloc(MemoryKind::scratch, x.size() * sizeof(float), "x"),
                    backend_.alloc(MemoryKind::scratch, size_t(rows_) * sizeof(float), "out")};
-        std::memcpy(arrays_[0].data.get(), x.data(), kCols * sizeof(float));
+        std::memcpy(arrays_[0].data.get(), x.data(), x.size() * sizeof(float));
     }
 
     double read_time() override {
@@ -144,10 +144,16 @@ class Products final : public Trial {
         at_ = (at_ + 1) % turns_;
         return all.rows_of(at_ * rows_, rows_);
     }
+    /// Half of the memory as each of the matrices that a feed-forward network has: the activations of the
+    /// longer rows may fill the first-level cache.
     void turn() override {
-        const Tensor x(arrays_[0].data.get(), DType::F32, 1, kCols),
-            out(arrays_[1].data.get(), DType::F32, 1, rows_);
-        static_cast<Backend&>(backend_).linear(x, next(), {}, out);
+        const Tensor part = next();
+        for (const int64_t half : {0, 1}) {
+            const int64_t cols = kCols << half, rows = rows_ / 2 >> half;
+            const Tensor weight(part.rows_of(half * rows_ / 2, rows_ / 2).data, type_, rows, cols);
+            static_cast<Backend&>(backend_).linear(Tensor(arrays_[0].data.get(), DType::F32, 1, cols), weight,
+                                                   {}, Tensor(arrays_[1].data.get(), DType::F32, 1, rows));
+        }
     }
 
     const DType type_;
@@ -293,8 +299,7 @@ Tuned tune(const std::string& kind, const std::string& isa, int n_threads, doubl
     const bool full = seconds > 0;
     const auto trial = trial_of(kind, isa, n_threads, full);
     const Access usual = trial->usual();
-    const bool coded = kind != "rows" && !is_float(find_dtype(kind.c_str())->dtype);
-    const std::vector<Access> all = candidates(usual, coded);
+    const std::vector<Access> all = candidates(usual, kind != "rows");
     trial->time(usual);  // wakes threads
     const auto first = gains(*trial, all, full ? 3 : 1, seconds / 2);
     const auto best = std::ranges::max_element(first, {}, median);

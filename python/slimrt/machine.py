@@ -18,7 +18,7 @@ from slimrt import core
 from slimrt.errors import WontFitError
 from slimrt.plumbing.files import cache_directory, written_beside
 
-_FORMAT = 3  # of the file; raise it when kernels access memory otherwise: what was measured before is measured again
+_FORMAT = 4  # of the file; raise it when kernels access memory otherwise: what was measured before is measured again
 _SECONDS, _SECONDS_OF_ALL = 0.2, 0.6  # of trying, for one kind at most, and for all kinds of a load together
 _ENVIRONMENT = "SLIMRT_ACCESS"
 _WORTHWHILE = 1.05

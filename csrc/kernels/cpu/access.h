@@ -12,7 +12,7 @@ enum class Hint : uint8_t { none, t0, t1, nta };
 
 struct Access {
     Hint hint = Hint::none;
-    bool several = false;  // rows of coded weights side by side, as many streams, where they are
+    bool several = false;  // rows of weights side by side, as many streams, where they are
     int32_t ahead = 0;     // bytes from where memory is called for to where it is read
 
     bool operator==(const Access&) const = default;

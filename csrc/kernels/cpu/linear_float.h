@@ -40,30 +40,53 @@ static void float_tile(const uint8_t* w, size_t w_stride, const uint8_t* x, size
     }
 }
 
-/// One row times one token: one stream, in several sums that hide latency. Where there are registers for it
-/// they take a line of the cache, since to call for each line twice would be a tenth of NEON's instructions.
-template <class Stored>
-static float float_dot(const uint8_t* w, const uint8_t* x, int64_t k, Access access) {
-    constexpr int of_line = 64 / sizeof(Stored) / lanes, sums = registers == 32 && of_line > 4 ? of_line : 4;
-    constexpr int bytes = sums * lanes * sizeof(Stored);
-    const Stored* row = reinterpret_cast<const Stored*>(w);
+/// Sums of a row times one token, which hide latency. Where there are registers for it they take a line of
+/// the cache, since to call for each line twice would be a tenth of NEON's instructions.
+template <class Stored, int of_line = 64 / sizeof(Stored) / lanes>
+constexpr int float_sums = registers == 32 && of_line > 4 ? of_line : 4;
+
+/// R rows times one token, as many streams.
+template <class Stored, int R>
+static void float_dots(const uint8_t* w, size_t w_stride, const uint8_t* x, int64_t k, Access access,
+                       float* out) {
+    constexpr int sums = float_sums<Stored>, bytes = sums * lanes * sizeof(Stored);
+    const auto row = [=](int r) { return reinterpret_cast<const Stored*>(w + r * w_stride); };
     const float* token = reinterpret_cast<const float*>(x);
-    Vec acc[sums] = {};
+    const Calls<R> calls(w, w_stride, access);
+    Vec acc[R][sums] = {};
     int64_t i = 0;
     for (; i + sums * lanes <= k; i += sums * lanes) {
-        call_for<true>(w + i * sizeof(Stored) + access.ahead, bytes, access.hint);
+        const uint8_t* const ahead = calls.at(static_cast<size_t>(i) * sizeof(Stored));
+        for (int r = 0; r < R; ++r) call_for<true>(ahead + r * w_stride, bytes, access.hint);
         for (int s = 0; s < sums; s += vectors_at_once) {
-            Vec weights[vectors_at_once];
-            load_vectors(row + i + s * lanes, weights);
-            for (int j = 0; j < vectors_at_once; ++j)
-                acc[s + j] = fma(weights[j], load(token + i + (s + j) * lanes), acc[s + j]);
+            Vec weights[R][vectors_at_once];
+            for (int r = 0; r < R; ++r) load_vectors(row(r) + i + s * lanes, weights[r]);
+            for (int j = 0; j < vectors_at_once; ++j) {
+                const Vec of_token = load(token + i + (s + j) * lanes);
+                for (int r = 0; r < R; ++r) acc[r][s + j] = fma(weights[r][j], of_token, acc[r][s + j]);
+            }
         }
     }
-    for (; i + lanes <= k; i += lanes) acc[0] = fma(load(row + i), load(token + i), acc[0]);
-    if (i < k) acc[1] = fma(load_part(row + i, k - i), load_part(token + i, k - i), acc[1]);
+    for (; i + lanes <= k; i += lanes)
+        for (int r = 0; r < R; ++r) acc[r][0] = fma(load(row(r) + i), load(token + i), acc[r][0]);
+    for (int r = 0; r < R; ++r) {
+        Vec* const of = acc[r];
+        if (i < k) of[1] = fma(load_part(row(r) + i, k - i), load_part(token + i, k - i), of[1]);
 #pragma GCC unroll 4
-    for (int s = 4; s < sums; ++s) acc[s - 4] = acc[s - 4] + acc[s];
-    return sum((acc[0] + acc[1]) + (acc[2] + acc[3]));
+        for (int s = 4; s < sums; ++s) of[s - 4] = of[s - 4] + of[s];
+        out[r] = sum((of[0] + of[1]) + (of[2] + of[3]));
+    }
+}
+
+/// Several: as many as there are registers for, which share the activations.
+template <class Stored, int R>
+static void float_dots_of_tile(const uint8_t* w, size_t w_stride, const uint8_t* x, int64_t k, Access access,
+                               float* out) {
+    constexpr int most = registers / 2 / float_sums<Stored>, side_by_side = R < most ? R : most;
+    const auto with = [&](auto dots, int n) {
+        for (int r = 0; r < R; r += n) dots(w + r * w_stride, w_stride, x, k, access, out + r);
+    };
+    access.several ? with(float_dots<Stored, side_by_side>, side_by_side) : with(float_dots<Stored, 1>, 1);
 }
 
 using FloatTile = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
@@ -75,20 +98,20 @@ template <class Stored, int R>
 static int64_t float_product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
                                      const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k,
                                      float* out, size_t out_stride, Access access) {
-    static constexpr FloatTile tiles[] = {float_tile<Stored, R, 1>, float_tile<Stored, R, 2>,
-                                          float_tile<Stored, R, 3>, float_tile<Stored, R, 4>,
-                                          float_tile<Stored, R, 5>, float_tile<Stored, R, 6>};
+    static constexpr FloatTile tiles[] = {float_tile<Stored, R, 2>, float_tile<Stored, R, 3>,
+                                          float_tile<Stored, R, 4>, float_tile<Stored, R, 5>,
+                                          float_tile<Stored, R, 6>};
     const int64_t n_tiles = (n_tokens + float_tokens - 1) / float_tokens;
     int64_t r = first;
     for (; r + R <= n_rows; r += R) {
         const uint8_t* rows = w + r * w_stride;
         if (n_tokens == 1) {
-            for (int i = 0; i < R; ++i) out[r + i] = float_dot<Stored>(rows + i * w_stride, x, k, access);
-            continue;
+            float_dots_of_tile<Stored, R>(rows, w_stride, x, k, access, out + r);
+            continue;  // and more tokens make tiles of two and more
         }
         for (int64_t tile = 0; tile < n_tiles; ++tile) {
             const int64_t t = tile * n_tokens / n_tiles, end = (tile + 1) * n_tokens / n_tiles;
-            tiles[end - t - 1](rows, w_stride, x + t * x_stride, x_stride, k, out + t * out_stride + r,
+            tiles[end - t - 2](rows, w_stride, x + t * x_stride, x_stride, k, out + t * out_stride + r,
                                out_stride);
         }
     }
