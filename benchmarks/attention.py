@@ -8,6 +8,7 @@ on a machine that others use.
     python benchmarks/attention.py --threads 2 --tokens 16384 65536
     python benchmarks/attention.py --types f16 q8 --sparse-threshold 0.001 --sharpness 4
     python benchmarks/attention.py --tokens 4096 --scores plain bias cap
+    python benchmarks/attention.py --modes kv x --shapes mha25-64 --types q8 --tokens 4096 16384
     python benchmarks/attention.py --modes kv k k+r --shapes mha-64 mha-96 mha-128 mha12-64 --tokens 4096 16384
 """
 
@@ -24,10 +25,10 @@ from slimrt import _core
 # query heads, KV heads, head_dim
 SHAPES = {
     "mha-64": (32, 32, 64), "mha-96": (32, 32, 96), "mha-128": (32, 32, 128), "mha12-64": (12, 12, 64),
-    "mha8-64": (8, 8, 64),
+    "mha8-64": (8, 8, 64), "mha25-64": (25, 25, 64),
     "gqa-128": (32, 8, 128),
 }  # fmt: skip
-MODES = ("kv", "k", "k+r")  # whose rows are read; k and k+r up to U, whole rows by weights, before W_KV
+MODES = ("kv", "k", "k+r", "x")  # whose rows are read; all but kv up to U, whole rows by weights, before W_KV or W_V
 SCORES = {"plain": {}, "bias": {"biased": True}, "cap": {"score_cap": 30.0}}  # what is done to them before the softmax
 TYPES = ("f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4")
 
@@ -60,7 +61,7 @@ def measure(args: argparse.Namespace, shape: str, mode: str, type_name: str, tok
     rank, rest = (kv_heads * head_dim // int(part), residual or type_name) if mode == "k+r" else (0, type_name)
     seconds, size, skipped = _core.ops.time_attention(
         *SHAPES[shape], type_name, rest, tokens, args.sequences, args.sharpness, args.sparse_threshold,
-        args.repetitions, absorbed=mode != "kv", isa=args.isa, n_threads=args.threads, rank=rank, **SCORES[scores],
+        args.repetitions, absorbed=mode != "kv", wide=mode == "x", isa=args.isa, n_threads=args.threads, rank=rank, **SCORES[scores],
     )  # fmt: skip
     control = _core.read_bandwidth(args.threads)
     return {"seconds": median(seconds), "bytes": size, "skipped": skipped, "control": control}

@@ -33,9 +33,9 @@ void fill_rows(Arrays& arrays, int64_t n, std::span<StoredRows> planes, std::min
 
 Tensor random_queries(Arrays& arrays, const Decoding& d, std::minstd_rand& random) {
     std::normal_distribution<float> normal;
-    std::vector<float> values(d.n_seqs * d.n_heads * d.head_dim);
+    std::vector<float> values(int64_t(d.n_seqs) * d.n_heads * d.query_dim());
     for (float& x : values) x = d.loud * normal(random);
-    return arrays.put(values.data(), DType::F32, d.n_seqs, int64_t(d.n_heads) * d.head_dim);
+    return arrays.put(values.data(), DType::F32, d.n_seqs, int64_t(d.n_heads) * d.query_dim());
 }
 
 std::vector<AttentionSequence> sequences_of(const Decoding& d, const int32_t* table) {
@@ -78,7 +78,7 @@ Rope usual_rope(Arrays& arrays, int64_t n, int n_rot) {
 
 AttentionTimes time_attention(Arrays& arrays, const Decoding& d, int repetitions, int calls) {
     if (d.n < 1 || d.n_seqs < 1 || d.n_kv_heads < 1 || d.n_heads % d.n_kv_heads || calls < 1 || d.rank < 0 ||
-        d.rank > (d.absorbed ? d.width() : 0))
+        d.rank > (d.absorbed ? d.width() : 0) || (d.wide && !d.absorbed))
         fail(ErrorCode::argument, "nothing to measure");
     const int64_t n = d.n * d.n_seqs;
     std::vector<StoredRows> planes;
@@ -92,8 +92,8 @@ AttentionTimes time_attention(Arrays& arrays, const Decoding& d, int repetitions
     const std::span<AttentionSequence> list = sequences;
     arrays->upload_step({}, {&list, 1});
     const Tensor own = arrays.zeros(d.n_seqs, d.width());
-    ScoreTerm score{planes[0].rows, own, d.n_kv_heads, d.head_dim, random_queries(arrays, d, random)};
-    if (d.absorbed) score.rope = usual_rope(arrays, d.n + 1, d.head_dim);
+    ScoreTerm score{planes[0].rows, own, d.query_heads(), d.query_dim(), random_queries(arrays, d, random)};
+    if (d.absorbed && !d.wide) score.rope = usual_rope(arrays, d.n + 1, d.head_dim);
     std::vector<ValueTerm> values;
     const auto add_values = [&](const StoredRows& plane, int heads, int dim) {
         values.push_back({plane.rows, own.cols_of(0, plane.rows.width), heads, dim,
@@ -114,7 +114,7 @@ AttentionTimes time_attention(Arrays& arrays, const Decoding& d, int repetitions
                                 .values = values,
                                 .corrected = d.rank > 0,
                                 .n_heads = d.n_heads,
-                                .scale = 1 / std::sqrt(float(d.head_dim)),
+                                .scale = 1 / std::sqrt(float(d.query_dim())),
                                 .score_cap = d.score_cap,
                                 .relative_bias = bias,
                                 .relative_origin = d.n,

@@ -18,12 +18,15 @@ struct Decoding {
     float loud = 1;  // standard deviation of q, so of the scores
     float sparse_threshold = 0, sparse_delta = 0;
     bool absorbed = false;  // values are whole rows of the plane of keys, which rotate on read (mode k)
+    bool wide = false;      // absorbed: so are queries, and nothing rotates (modes x, e)
     int rank = 0;  // absorbed: and of a plane of as many columns beside it, both with one scale a row (k+r)
     std::span<const float> bias = {};
     float score_cap = 0;
 
     int width() const { return n_kv_heads * head_dim; }
     int value_dim() const { return absorbed ? width() : head_dim; }
+    int query_heads() const { return wide ? 1 : n_kv_heads; }  // of keys
+    int query_dim() const { return wide ? width() : head_dim; }
 };
 
 /// Rotations of the positions before n, each pair of the first n_rot columns at its usual pace.

@@ -220,7 +220,7 @@ auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string
                     const std::string& type_v, int64_t n, int n_seqs, float loud, float sparse_threshold,
                     int repetitions, int calls, bool absorbed, const std::string& isa, int n_threads,
                     bool biased, float score_cap, int rank, float sparse_delta,
-                    const std::optional<F32>& bias) {
+                    const std::optional<F32>& bias, bool wide) {
     std::vector<float> biases(biased ? n_heads * (n + 1) : 0);
     if (bias) biases.assign(bias->data(), bias->data() + bias->size());
     const nb::gil_scoped_release release;
@@ -237,6 +237,7 @@ auto time_attention(int n_heads, int n_kv_heads, int head_dim, const std::string
                                                                .sparse_threshold = sparse_threshold,
                                                                .sparse_delta = sparse_delta,
                                                                .absorbed = absorbed,
+                                                               .wide = wide,
                                                                .rank = rank,
                                                                .bias = biases,
                                                                .score_cap = score_cap},
@@ -267,7 +268,7 @@ void bind_attention_ops(nb::module_& m) {
           arg("type_k"), arg("type_v"), arg("n"), arg("n_seqs") = 1, arg("loud") = 1.0f,
           arg("sparse_threshold") = 0.0f, arg("repetitions") = 10, arg("calls") = 1, arg("absorbed") = false,
           arg("isa") = "", arg("n_threads") = 0, arg("biased") = false, arg("score_cap") = 0.0f,
-          arg("rank") = 0, arg("sparse_delta") = 0.0f, arg("bias") = nb::none());
+          arg("rank") = 0, arg("sparse_delta") = 0.0f, arg("bias") = nb::none(), arg("wide") = false);
 }
 
 }  // namespace slimrt
