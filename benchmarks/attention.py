@@ -61,7 +61,8 @@ def measure(args: argparse.Namespace, shape: str, mode: str, type_name: str, tok
     rank, rest = (kv_heads * head_dim // int(part), residual or type_name) if mode == "k+r" else (0, type_name)
     seconds, size, skipped = _core.ops.time_attention(
         *SHAPES[shape], type_name, rest, tokens, args.sequences, args.sharpness, args.sparse_threshold,
-        args.repetitions, absorbed=mode != "kv", wide=mode == "x", isa=args.isa, n_threads=args.threads, rank=rank, **SCORES[scores],
+        args.repetitions, absorbed=mode != "kv", wide=mode == "x", isa=args.isa, n_threads=args.threads, rank=rank,
+        **SCORES[scores],
     )  # fmt: skip
     control = _core.read_bandwidth(args.threads)
     return {"seconds": median(seconds), "bytes": size, "skipped": skipped, "control": control}
