@@ -78,11 +78,13 @@ static void float_dots(const uint8_t* w, size_t w_stride, const uint8_t* x, int6
     }
 }
 
-/// Several: as many as there are registers for, which share the activations.
+/// Several: as many as there are registers for, which share the activations. Portable code is small instead.
 template <class Stored, int R>
 static void float_dots_of_tile(const uint8_t* w, size_t w_stride, const uint8_t* x, int64_t k, Access access,
                                float* out) {
-    constexpr int most = registers / 2 / float_sums<Stored>, side_by_side = R < most ? R : most;
+    constexpr bool portable = lanes == 4 && registers == 16;
+    constexpr int most = portable ? 1 : registers / 2 / float_sums<Stored>;
+    constexpr int side_by_side = R < most ? R : most;
     const auto with = [&](auto dots, int n) {
         for (int r = 0; r < R; r += n) dots(w + r * w_stride, w_stride, x, k, access, out + r);
     };
