@@ -11,23 +11,17 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 namespace {
 
-/// Scores of n rows from row i on, a vector's at most, which have the scales.
-void finish_turned(const TurnedScores& x, int64_t pair, int64_t i, int64_t n, float unit, Vec dots,
+/// Scores of a vector of rows from row i on, which have the scales.
+void finish_turned(const TurnedScores& x, int64_t pair, int64_t i, float unit, Vec dots,
                    const float* scales) {
     float* const out = x.out + pair * x.ld + i;
-    const auto read = [&](const float* p) { return n < lanes ? load_part(p, n) : load(p); };
+    const int64_t left = x.n - i;
+    const auto read = [&](const float* p) { return left < lanes ? load_part(p, left) : load(p); };
     dots = dots * splat(unit);
     if (scales) dots = dots * read(scales);
     if (x.factors) dots = dots * read(x.factors + pair / x.n_q * x.factors_of_head + i);
     if (x.accumulate) dots = dots + read(out);
-    n < lanes ? store_part(out, dots, n) : store(out, dots);
-}
-
-/// The tiles of a block's first n rows.
-template <class Fn>
-void each_tile(int64_t n, const Fn& fn) {
-    for (int64_t tile = 0; tile < kBlockTokens / lanes; ++tile)
-        if (const Twos twos(tile); twos.first() < n) fn(twos);
+    left < lanes ? store_part(out, dots, left) : store(out, dots);
 }
 
 const TurnedQuery* query_at(const TurnedScores& x, int64_t pair) {
@@ -37,43 +31,25 @@ const TurnedQuery* query_at(const TurnedScores& x, int64_t pair) {
 
 void score_codes(const TurnedScores& x) {
     constexpr float kTurned = 0x1p15f / 32767;  // what products with turns lose
-    const int64_t dim = turned_dim(x.dim), stride = static_cast<int64_t>(x.stride);
+    const int64_t dim = turned_dim(x.dim);
     for (int64_t pair = 0; pair < x.n_heads * x.n_q; ++pair) {
         const int64_t head = pair / x.n_q;
         const auto* const q = query_at(x, pair);
         int16_t turned[2 * kMaxTurnedDim];
-        turn_query(q, x.middle, dim, turned);
+        turn_query(q, x.first, dim, turned);
         const auto bytes = static_cast<int64_t>(x.head_stride);
-        const char* const rows = static_cast<const char*>(x.data) + head * (bytes ? bytes : x.dim);
+        const TurnedRows rows = {static_cast<const char*>(x.data) + head * (bytes ? bytes : x.dim),
+                                 static_cast<int64_t>(x.stride), static_cast<const int16_t*>(x.turns), dim};
         const auto* const scales =
             reinterpret_cast<const float*>(static_cast<const char*>(x.scales) + head * bytes);
         const bool calls = pair % x.n_q == 0;
         if (calls && x.ahead) call_share(x, head);
-        alignas(64) float dots[kBlockTokens];
-        each_tile(x.n, [&](const Twos& twos) {
-            if (calls && x.head_stride) call_ahead(rows + 2 * twos.turn() * stride, stride);
-            const char *before = rows + twos.before * stride, *behind = rows + twos.behind * stride;
-            int64_t apart = stride;
-            char copy[lanes * kMaxTurnedDim];
-            if (twos.end() > x.n) {  // else rows past the last would be read
-                twos.each_half(x.n, [&](int64_t first, int64_t n, int64_t at) {
-                    for (int64_t i = 0; i < n; ++i)
-                        memcpy(copy + (at + i) * dim, rows + (first + i) * stride,
-                               static_cast<size_t>(x.dim));
-                });
-                behind = copy + Twos::half * dim;
-                before = behind - dim;
-                apart = dim;
-            }
-            float both[lanes];
-            store(both, dots_of_codes(turned, before, behind, apart, static_cast<const int16_t*>(x.turns),
-                                      twos, dim));
-            memcpy(dots + twos.first(), both, sizeof both / 2);
-            memcpy(dots + twos.behind, both + Twos::half, sizeof both / 2);
-        });
-        for (int64_t i = 0; i < x.n; i += lanes)
-            finish_turned(x, pair, i, x.n - i < lanes ? x.n - i : lanes, q->unit * kTurned, load(dots + i),
-                          scales + i);
+        for (int64_t i = 0; i < x.n; i += lanes) {
+            if (calls && x.head_stride) call_ahead(rows.data + i * rows.stride, rows.stride);
+            const Vec dots = x.n - i < lanes ? dots_of_rows<false>(turned, rows, i, x.n)
+                                             : dots_of_rows<true>(turned, rows, i, x.n);
+            finish_turned(x, pair, i, q->unit * kTurned, dots, scales + i);
+        }
     }
 }
 
@@ -94,16 +70,11 @@ HeadAt head_at(const TurnedScores& x, int64_t head, int64_t i) {
             static_cast<const char*>(x.scales) + head * of_head + i * row, of_head ? 0 : head * x.dim};
 }
 
-/// Rows of a head that are stored otherwise as floats, a tile of them; zeros from dim to turned_dim(dim), and
-/// past the last row.
-void read_tile(const TurnedScores& x, int64_t head, const Twos& twos, float* to) {
+/// A vector of rows of a head as floats; zeros from dim to turned_dim(dim), and past the last row.
+void read_rows(const TurnedScores& x, const HeadAt& head, int64_t n, float* to) {
     const int64_t dim = turned_dim(x.dim);
     memset(to, 0, static_cast<size_t>(lanes * dim) * sizeof(float));
-    twos.each_half(x.n, [&](int64_t first, int64_t n, int64_t at) {
-        const HeadAt rows = head_at(x, head, first);
-        load_head(x.type, rows.data, x.stride, rows.scales, n, x.stored_dim, rows.column, x.dim,
-                  to + at * dim, dim);
-    });
+    load_head(x.type, head.data, x.stride, head.scales, n, x.stored_dim, head.column, x.dim, to, dim);
 }
 
 /// Rows of other types, as floats: where and as they are stored, if these are whole vectors of numbers.
@@ -114,34 +85,26 @@ void score_floats(const TurnedScores& x, bool scaled) {
     alignas(64) float rows[lanes * kMaxTurnedDim], turned[2 * kMaxTurnedDim];
     for (int64_t head = 0; head < x.n_heads; ++head) {
         if (x.ahead) call_share(x, head);
-        if (x.n_q == 1) turn_query(query_at(x, head), x.middle, dim, turned);
-        each_tile(x.n, [&](const Twos& twos) {
-            const bool copied = twos.end() > x.n || dim != x.dim || __is_same(Code, Packed);
-            if (x.head_stride) call_ahead(head_at(x, head, 2 * twos.turn()).data, stride);
-            if (copied) read_tile(x, head, twos, rows);
+        for (int64_t i = 0; i < x.n; i += lanes) {
+            const HeadAt at = head_at(x, head, i);
+            const auto* const from = reinterpret_cast<const Code*>(at.data) + at.column;
+            const int64_t n = x.n - i < lanes ? x.n - i : lanes;
+            const bool copied = n < lanes || dim != x.dim || __is_same(Code, Packed);
+            if (x.head_stride) call_ahead(at.data, stride);
+            if (copied) read_rows(x, at, n, rows);
+            const float* const turn = turns_at(turns, dim, i, 0);
             for (int64_t pair = head * x.n_q; pair < (head + 1) * x.n_q; ++pair) {
                 const auto* const q = query_at(x, pair);
-                if (x.n_q > 1) turn_query(q, x.middle, dim, turned);
-                float both[lanes + Twos::half];
+                if (x.n_q > 1 || i == 0) turn_query(q, x.first, dim, turned);
                 if (copied) {
-                    const float* const behind = rows + Twos::half * dim;
-                    store(both, dots_of_floats(turned, behind - dim, behind,
-                                               static_cast<int64_t>(sizeof(float)) * dim, turns, twos, dim));
+                    const auto row = static_cast<int64_t>(sizeof(float)) * dim;
+                    finish_turned(x, pair, i, q->unit, dots_of_floats(turned, rows, row, turn, dim), nullptr);
                 } else if constexpr (!__is_same(Code, Packed)) {
-                    const auto row = [&](int64_t i) {
-                        const HeadAt at = head_at(x, head, i);
-                        return reinterpret_cast<const Code*>(at.data) + at.column;
-                    };
-                    store(both, dots_of_floats(turned, row(twos.before), row(twos.behind), stride, turns,
-                                               twos, dim));
+                    finish_turned(x, pair, i, q->unit, dots_of_floats(turned, from, stride, turn, dim),
+                                  scaled ? reinterpret_cast<const float*>(at.scales) : nullptr);
                 }
-                twos.each_half(x.n, [&](int64_t first, int64_t n, int64_t at) {
-                    const char* const scales = head_at(x, head, first).scales;
-                    finish_turned(x, pair, first, n, q->unit, load_part(both + at, n),
-                                  scaled && !copied ? reinterpret_cast<const float*>(scales) : nullptr);
-                });
             }
-        });
+        }
     }
 }
 

@@ -12,16 +12,16 @@ inline void store_turned(float* to, Vec a, Vec b) {
     store(to + lanes, b);
 }
 
-/// The query as the middle of a block would meet it: what the cosines of rows beside it are multiplied with,
+/// The query as the first row of a block meets it: what the cosines of the rows after it are multiplied with,
 /// then what their sines are.
 template <class Number>
-void turn_query(const TurnedQuery* query, const float* middle, int64_t dim, Number* to) {
+void turn_query(const TurnedQuery* query, const float* first, int64_t dim, Number* to) {
     const float *const q = reinterpret_cast<const float*>(query + 1), *const across = q + dim;
     for (int64_t c = 0; c < dim; c += 2 * lanes) {
         Vec along[2], right[2];
         for (int i = 0; i < 2; ++i) {
             const int64_t at = c + i * lanes;
-            const Vec cosine = load(middle + at), sine = load(middle + dim + at);
+            const Vec cosine = load(first + at), sine = load(first + dim + at);
             along[i] = fma(cosine, load(q + at), sine * load(across + at));
             right[i] = cosine * load(across + at) - sine * load(q + at);
         }
@@ -43,49 +43,34 @@ struct FromOne {
     }
 };
 
-/// Rows of a block by twos, of which one is as far before its middle as the other behind it, so that a turn
-/// serves both: in a tile of `lanes` rows the first of those behind it, and the last before it.
-struct Twos {
-    static constexpr int half = lanes / 2;
-    int64_t behind, before;
-
-    explicit Twos(int64_t tile) : behind(kTurnRows + tile * half), before(kBlockTokens - 1 - behind) {}
-    int64_t first() const { return before + 1 - half; }
-    int64_t end() const { return behind + half; }
-    int64_t turn() const { return behind - kTurnRows; }
-    /// fn(first row, how many, their place in the tile) for either half, of the rows before row n.
-    template <class Fn>
-    void each_half(int64_t n, const Fn& fn) const {
-        fn(first(), n - first() < half ? n - first() : half, 0);
-        if (behind < n) fn(behind, n - behind < half ? n - behind : half, half);
-    }
-};
-
-/// Products of a turned query with a tile of rows, those before the middle first; `stride` bytes apart from
-/// the one next to the middle on.
+/// Products of a turned query with a vector of rows, `stride` bytes apart; turns: of the first of them.
 template <class Stored>
-Vec dots_of_floats(const float* query, const Stored* before, const Stored* behind, int64_t stride,
-                   const float* turns, const Twos& twos, int64_t dim) {
+Vec dots_of_floats(const float* query, const Stored* rows, int64_t stride, const float* turns, int64_t dim) {
     Vec acc[lanes];
 #pragma GCC unroll 16
     for (Vec& sum : acc) sum = splat(0);
     for (int64_t c = 0; c < dim; c += lanes) {
         const Vec along = load(query + c), right = load(query + dim + c);
-        const float* const turn = turns_at(turns, twos.turn(), c);
-        const FromOne up(stride), down(-stride);
-        const char *above = reinterpret_cast<const char*>(behind + c),
-                   *below = reinterpret_cast<const char*>(before + c);
-#pragma GCC unroll 8
-        for (int j = 0; j < Twos::half; ++j) {
+        const float* const turn = turns_at(turns, dim, 0, c);
+        const FromOne row(stride);
+        const char* four = reinterpret_cast<const char*>(rows + c);
+#pragma GCC unroll 16
+        for (int j = 0; j < lanes; ++j) {
             const float* const by = turn + j * 2 * kTurnColumns;
-            const Vec cosines = along * load(by), sines = right * load(by + kTurnColumns);
-            Vec &sum = acc[Twos::half + j], &other = acc[Twos::half - 1 - j];
-            sum = fma(cosines + sines, load(reinterpret_cast<const Stored*>(up(j, above))), sum);
-            other = fma(cosines - sines, load(reinterpret_cast<const Stored*>(down(j, below))), other);
+            const Vec q = fma(along, load(by), right * load(by + kTurnColumns));
+            acc[j] = fma(q, load(reinterpret_cast<const Stored*>(row(j, four))), acc[j]);
         }
     }
     return sums(acc);
 }
+
+/// Rows of a head, `dim` columns: those past its own meet zeros.
+struct TurnedRows {
+    const char* data;
+    int64_t stride;
+    const int16_t* turns;
+    int64_t dim;
+};
 
 /// Calls for what will be read after a vector of a stored head's rows, which follow each other, as far behind
 /// them as memory is away.
@@ -107,28 +92,26 @@ inline void call_share(const TurnedScores& x, int64_t head) {
         __builtin_prefetch(from + at, 0, 2);
 }
 
-/// The same of codes: columns past a head's own meet zeros.
-inline Vec dots_of_codes(const int16_t* query, const char* before, const char* behind, int64_t stride,
-                         const int16_t* turns, const Twos& twos, int64_t dim) {
+/// Products of a turned query with a vector of rows; those beyond the last (not `whole`) repeat it.
+template <bool whole>
+Vec dots_of_rows(const int16_t* query, const TurnedRows& rows, int64_t first, int64_t n) {
     constexpr int64_t kColumns = 2 * lanes;
     RowSums acc[lanes];
 #pragma GCC unroll 16
     for (RowSums& sums : acc) sums = no_sums(RowCodes{});
-    for (int64_t c = 0; c < dim; c += kColumns) {
-        const RowFactors along = load_factors(query + c), right = load_factors(query + dim + c);
-        const int16_t* const turn = turns_at(turns, twos.turn(), c);
-        const FromOne up(stride), down(-stride);
-        const char *above = behind + c, *below = before + c;
-#pragma GCC unroll 8
-        for (int j = 0; j < Twos::half; ++j) {
-            const int16_t* const by = turn + j * 2 * kTurnColumns;
-            const RowFactors cosines = multiplied(along, load_factors(by)),
-                             sines = multiplied(right, load_factors(by + kTurnColumns));
-            RowSums &sum = acc[Twos::half + j], &other = acc[Twos::half - 1 - j];
-            const auto* const codes = reinterpret_cast<const Int8*>(up(j, above));
-            sum = add_wide_products(sum, codes, plus(cosines, sines));
-            const auto* const others = reinterpret_cast<const Int8*>(down(j, below));
-            other = add_wide_products(other, others, minus(cosines, sines));
+    const char* const data = rows.data + first * rows.stride;
+    for (int64_t c = 0; c < rows.dim; c += kColumns) {
+        const RowFactors along = load_factors(query + c), right = load_factors(query + rows.dim + c);
+        const int16_t* const turn = turns_at(rows.turns, rows.dim, first, c);
+        const FromOne at(rows.stride);
+        const char* four = data + c;
+#pragma GCC unroll 16
+        for (int j = 0; j < lanes; ++j) {
+            const int64_t beyond = whole ? 0 : first + j < n ? 0 : first + j - (n - 1);
+            const auto* const codes = reinterpret_cast<const Int8*>(at(j, four) - beyond * rows.stride);
+            const int16_t* const row = turn + j * 2 * kTurnColumns;
+            const RowFactors q = turned(along, load_factors(row), right, load_factors(row + kTurnColumns));
+            acc[j] = add_wide_products(acc[j], codes, q);
         }
     }
     Vec floats[lanes];

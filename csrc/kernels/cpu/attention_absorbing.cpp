@@ -33,32 +33,25 @@ constexpr auto shortened = [](float turn) {
     return static_cast<int16_t>(kOne * turn + (turn < 0 ? -0.5f : 0.5f));
 };
 
-/// See turns_at(); columns that do not turn have a cosine too. middle: how pairs of the middle of a block are
-/// turned beside its first row, as a row of a table: as rows 15 and 16 together.
+/// What rows of a block are turned by beside its first one; columns that do not turn have a cosine too.
 template <class Number, class Make>
-void fill_turned_rows(const Rope& rope, int64_t dim, Number* to, float* middle, const Make& make) {
-    float along[kMaxTurnedDim / 2], across[kMaxTurnedDim / 2];  // the middle, turned back
-    const auto row_at = [&](int64_t row) { return rope ? rope.table.f32(row) : nullptr; };
-    const float *const first = row_at(0), *const last = row_at(kTurnRows - 1),
-                       *const next = row_at(kTurnRows);
+void fill_turned_rows(const Rope& rope, int64_t dim, Number* to, const Make& make) {
+    float along[kMaxTurnedDim / 2], across[kMaxTurnedDim / 2];  // the first row, turned back
+    const float* const first = rope ? rope.table.f32(0) : nullptr;
     each_pair(rope, [&](int i, int, int) {
-        const int c = 2 * i, s = c + 1;
-        const float cosine = last[c] + next[c], sine = last[s] + next[s];
-        const float size = std::hypot(cosine, sine) * std::hypot(first[c], first[s]);
+        const float cosine = first[2 * i], sine = first[2 * i + 1], size = cosine * cosine + sine * sine;
         along[i] = cosine / size;
         across[i] = sine / size;
-        middle[c] = along[i] * first[c] + across[i] * first[s];
-        middle[s] = across[i] * first[c] - along[i] * first[s];
     });
     const Number one = make(1.0f);
-    for (int64_t row = 0; row < kTurnRows; ++row) {
+    for (int64_t row = 0; row < kBlockTokens; ++row) {
         const auto set = [&](int64_t column, Number cosine, Number sine) {
-            Number* const turn = turns_at(to, row, column);
+            Number* const turn = turns_at(to, dim, row, column);
             turn[0] = cosine;
             turn[kTurnColumns] = sine;
         };
         for (int64_t c = rope.n_rot; c < dim; ++c) set(c, one, Number(0));
-        const float* const turned = row_at(kTurnRows + row);
+        const float* const turned = rope ? rope.table.f32(row) : nullptr;
         each_pair(rope, [&](int i, int a, int b) {
             const float c = turned[2 * i], s = turned[2 * i + 1];
             const Number cosine = make(c * along[i] + s * across[i]),
@@ -117,12 +110,11 @@ void AttentionRun::prepare_absorbed(const AttentionJob& job, float* scratch) con
         for (int pair = 0; pair < pairs; ++pair)
             pack_turned(term, static_cast<int>(pair / share), q + int64_t(pair) * term.dim,
                         packed + pair * turned_query_floats(term.dim));
-        float *const turns = scratch + plan_.scratch.turned_rows[t], *const middle =
-                                                                         scratch + plan_.scratch.middle[t];
+        float* const turns = scratch + plan_.scratch.turned_rows[t];
         if (term.stored.dtype == DType::Q8)
-            fill_turned_rows(term.rope, dim, reinterpret_cast<int16_t*>(turns), middle, shortened);
+            fill_turned_rows(term.rope, dim, reinterpret_cast<int16_t*>(turns), shortened);
         else
-            fill_turned_rows(term.rope, dim, turns, middle, [](float turn) { return turn; });
+            fill_turned_rows(term.rope, dim, turns, [](float turn) { return turn; });
     }
 }
 
@@ -131,16 +123,14 @@ void AttentionRun::score_by_turns(const AttentionJob& job, size_t t, int64_t pos
                                   float* scratch, float* scores, size_t ld) const {
     const ScoreTerm& term = args_.scores[t];
     const int64_t dim = turned_dim(term.dim);
-    float *const cosines = scratch + plan_.scratch.turned_middle, *const sines = cosines + dim;
-    std::fill_n(cosines, dim, 1.0f);
-    std::fill_n(sines, dim, 0.0f);
-    const float *const first = term.rope ? term.rope.table.f32(position) : nullptr,
-                       *const by = scratch + plan_.scratch.middle[t];
+    float* const first = scratch + plan_.scratch.turned_first;
+    std::fill_n(first, dim, 1.0f);
+    std::fill_n(first + dim, dim, 0.0f);
+    const float* const table = term.rope ? term.rope.table.f32(position) : nullptr;
     call_for_turns(term.rope, position + kBlockTokens);
     each_pair(term.rope, [&](int i, int a, int b) {
-        const float cosine = first[2 * i], sine = first[2 * i + 1];
-        cosines[a] = cosines[b] = cosine * by[2 * i] - sine * by[2 * i + 1];
-        sines[a] = sines[b] = cosine * by[2 * i + 1] + sine * by[2 * i];
+        first[a] = first[b] = table[2 * i];
+        first[dim + a] = first[dim + b] = table[2 * i + 1];
     });
     const HeadRun run = rows_at(term.stored, job.sequence->table, position, end, 0);
     const bool whole = term.stored.heads == 1;
@@ -161,7 +151,7 @@ void AttentionRun::score_by_turns(const AttentionJob& job, size_t t, int64_t pos
          .dim = term.dim,
          .stored_dim = term.stored.head_dim(),
          .q = reinterpret_cast<const TurnedQuery*>(scratch + plan_.scratch.turned_q[t]),
-         .middle = cosines,
+         .first = first,
          .turns = scratch + plan_.scratch.turned_rows[t],
          .ahead = more ? rows_at(term.stored, job.sequence->table, next, next + 1, 0).data : nullptr,
          .factors = reinterpret_cast<const float*>(factors),

@@ -302,9 +302,8 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
             widest = std::max(widest, turned_dim(dim));
             scratch.turned_q[i] = take(pairs * turned_query_floats(dim));
             scratch.turned_rows[i] = take(turned_row_floats(is_q8(args.scores[i].stored), dim));
-            scratch.middle[i] = take(turned_dim(dim));
         }
-        scratch.turned_middle = take(2 * widest);
+        scratch.turned_first = take(2 * widest);
     }
     scratch.factor = take(pairs);
     scratch.weights = take(parts);

@@ -57,12 +57,12 @@ struct AttentionScratch {
     size_t dense;     // spares: [head][query], as an integer, which kAbsorbedRows of a stretch have no list
     size_t pairs;     // absorbs: [head][query], which are read
     size_t absorbed;  // absorbs: [head][query][kAbsorbedRows], scores, then weights
-    size_t absorbed_codes;                          // weight_floats()
-    size_t before;                                  // absorbs, spares: WeightsBefore of each [head][query]
-    size_t ones;                                    // absorbs, spares: [head][query], factors
-    size_t aside;                                   // SetAside, of each [head][query] kMaxSetAside
-    size_t turned_q[2], turned_rows[2], middle[2];  // per score term, see TurnedScores and fill_turned_rows()
-    size_t turned_middle;
+    size_t absorbed_codes;               // weight_floats()
+    size_t before;                       // absorbs, spares: WeightsBefore of each [head][query]
+    size_t ones;                         // absorbs, spares: [head][query], factors
+    size_t aside;                        // SetAside, of each [head][query] kMaxSetAside
+    size_t turned_q[2], turned_rows[2];  // per score term, see TurnedScores
+    size_t turned_first;
     size_t grouped_q[2], packed_groups[2];  // per score term, [stored head][head][query]: q, and PackedQuery
     size_t group_scores;                    // [head][query][kBlockTokens]
     size_t factor;                          // [head][query]

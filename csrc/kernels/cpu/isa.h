@@ -143,22 +143,22 @@ struct AbsorbedValues {
     size_t out_stride;
 };
 
-/// What rows behind the middle of a block, between two of them, are turned by beside it: those before it are
-/// turned back as far. For kTurnColumns columns all turns lie together: of each row cosines, then sines. For
-/// rows of Q8 they are integers, times 2^15 - 1, for others floats: how many floats they take.
-inline constexpr int64_t kTurnRows = kBlockTokens / 2, kTurnColumns = 32;
+/// The turns of kTurnRows rows for kTurnColumns columns lie together: of each row cosines, then sines. Those
+/// of rows of Q8 are integers, times 2^15 - 1, others floats: how many floats a block's take.
 inline int64_t turned_row_floats(bool integers, int64_t dim) {
-    return kTurnRows * turned_dim(dim) * (integers ? 1 : 2);
+    return kBlockTokens * turned_dim(dim) * (integers ? 1 : 2);
 }
-template <class Number>
-Number* turns_at(Number* turns, int64_t row, int64_t column) {
-    return turns + column / kTurnColumns * kTurnRows * 2 * kTurnColumns + row * 2 * kTurnColumns +
+inline constexpr int64_t kTurnRows = 16, kTurnColumns = 32;
+template <class Short>
+Short* turns_at(Short* turns, int64_t dim, int64_t row, int64_t column) {
+    return turns + row / kTurnRows * kTurnRows * 2 * dim +
+           column / kTurnColumns * kTurnRows * 2 * kTurnColumns + row % kTurnRows * 2 * kTurnColumns +
            column % kTurnColumns;
 }
 
 /// Scores of rows of a block that are turned (or not) as they are read, of n_heads heads with n_q queries
-/// each: out[pair * ld + i] (+)= unit of the query * q . row i. The query is turned instead: by what the
-/// middle of its block would be, then by what row i is beside it; of Q8 in 16 bits.
+/// each: out[pair * ld + i] (+)= unit of the query * q . row i. The query is turned instead: by what its
+/// block's first row is, then by what row i is beside it; of Q8 in 16 bits.
 struct TurnedScores {
     uint32_t type;              // DType, any that a cache row may have
     const void *data, *scales;  // of the first head
@@ -166,8 +166,8 @@ struct TurnedScores {
     size_t stride;              // from row to row
     int64_t n, n_heads, n_q, dim, stored_dim;
     const TurnedQuery* q;     // of the first pair, turned_query_floats(dim) apart
-    const float* middle;      // its cosines, then sines, turned_dim(dim) each
-    const void* turns;        // see turns_at()
+    const float* first;       // cosines, then sines of the first row, turned_dim(dim) each
+    const void* turns;        // cosines and sines of kBlockTokens rows: see turns_at()
     const void* ahead;        // of whole rows: kBlockTokens that will be read next, or nullptr
     const float* factors;     // of each row, or nullptr
     int64_t factors_of_head;  // from head to head; 0: one for all

@@ -226,8 +226,9 @@ static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
     const int8x16_t codes = vcombine_s8(vqmovn_s16(vsubq_s16(a.v, zero)), vqmovn_s16(vsubq_s16(b.v, zero)));
     memcpy(to, &codes, sizeof codes);
 }
-static inline RowFactors plus(RowFactors a, RowFactors b) { return {vaddq_s16(a.v, b.v)}; }
-static inline RowFactors minus(RowFactors a, RowFactors b) { return {vsubq_s16(a.v, b.v)}; }
+static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
+    return {vaddq_s16(vqrdmulhq_s16(a.v, b.v), vqrdmulhq_s16(c.v, d.v))};
+}
 static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFactors factors) {
     const int16x8_t wide = vmovl_s8(load_as<int8x8_t>(codes));
     const int32x4_t low = vmlal_s16(sums.v, vget_low_s16(wide), vget_low_s16(factors.v));

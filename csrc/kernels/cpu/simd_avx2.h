@@ -111,8 +111,9 @@ static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a.v);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 2 * lanes), b.v);
 }
-static inline RowFactors plus(RowFactors a, RowFactors b) { return {_mm256_add_epi16(a.v, b.v)}; }
-static inline RowFactors minus(RowFactors a, RowFactors b) { return {_mm256_sub_epi16(a.v, b.v)}; }
+static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
+    return {_mm256_add_epi16(_mm256_mulhrs_epi16(a.v, b.v), _mm256_mulhrs_epi16(c.v, d.v))};
+}
 static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFactors factors) {
     return add_pairs(sums, load_wide(codes), factors.v);
 }

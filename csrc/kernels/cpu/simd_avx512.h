@@ -148,8 +148,10 @@ static inline void store_factors(int16_t* p, Vec a, Vec b) {
 }
 /// a b / 2^15, rounded.
 static inline RowFactors multiplied(RowFactors a, RowFactors b) { return {_mm512_mulhrs_epi16(a.v, b.v)}; }
-static inline RowFactors plus(RowFactors a, RowFactors b) { return {_mm512_add_epi16(a.v, b.v)}; }
-static inline RowFactors minus(RowFactors a, RowFactors b) { return {_mm512_sub_epi16(a.v, b.v)}; }
+/// (a b + c d) / 2^15, each rounded.
+static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
+    return {_mm512_add_epi16(_mm512_mulhrs_epi16(a.v, b.v), _mm512_mulhrs_epi16(c.v, d.v))};
+}
 static inline RowFactors splat_factor(int16_t x) { return {_mm512_set1_epi16(x)}; }
 static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
     const __m512i mixed = _mm512_packus_epi16(a.v, b.v);

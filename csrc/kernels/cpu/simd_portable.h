@@ -109,8 +109,10 @@ static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
     memcpy(to, &a, sizeof a);
     memcpy(to + 2 * lanes, &b, sizeof b);
 }
-static inline RowFactors plus(RowFactors a, RowFactors b) { return {a.low + b.low, a.high + b.high}; }
-static inline RowFactors minus(RowFactors a, RowFactors b) { return {a.low - b.low, a.high - b.high}; }
+static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
+    constexpr float unit = 0x1p-15f;
+    return {(a.low * b.low + c.low * d.low) * unit, (a.high * b.high + c.high * d.high) * unit};
+}
 static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFactors factors) {
     return {sums.v + load(codes).v * factors.low + load(codes + lanes).v * factors.high};
 }
