@@ -30,7 +30,7 @@ class Call:
         return (self.distance <= 0) & ((self.distance > -self.window) if self.window else True)
 
 
-# What the largest weight of 128 rows is as an integer, where weights of absorbed q8 and q4 rows become integers.
+# What the largest weight of some rows is as an integer, where weights of absorbed q8 and q4 rows become integers.
 WEIGHT_LEVELS = {"avx512": 255, "neon": 255, "neon_dot": 255, "neon_i8mm": 255, "avx2": 32767}
 
 

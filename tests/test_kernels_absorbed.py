@@ -147,6 +147,24 @@ def test_a_sink_leaves_the_others_as_exact(sink, place, dtype, isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["q8", "q4"])
+@pytest.mark.parametrize(("rows", "n_heads"), [(4000, 8), (12000, 32)])
+def test_many_rows_are_as_exact(rows, n_heads, dtype, isa):
+    """What weights of few bits lose does not grow with a context, whose sum of squares does: beside scores that vary by
+    1, of which a few stand out of every block. 32 heads read twice as many rows at a time as 8."""
+    call = Call(n_heads, n_heads, 512 // n_heads, rows, 1)
+    q, k = call.data(1.0, seed=4)
+    heads = {"heads": n_heads, "dim": call.dim, "type": "f32", "stored_heads": n_heads}
+    whole = {"rows": k, "type": dtype, "stored_heads": 8, "heads": 1, "dim": 512}
+    (out,) = ops.attention_of_terms([{"rows": k, "q": q} | heads], [whole], n_heads, 1, call.dim**-0.5, 0, isa, 2)
+    p, _ = call.weights(q, k.astype(np.float64), None)
+    known = known_rows(call, k, 8, dtype)
+    kernel = off_by(out.reshape(n_heads, -1).astype(np.float64), p[:, 0] @ known)
+    element = off_by(p[:, 0] @ known, p[:, 0] @ k)
+    assert np.hypot(kernel, element) <= 1.3 * element
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("stored_heads", [1, 4])
 def test_what_is_not_a_number_is_seen_by_every_head(stored_heads, isa):
     """In a key that is a value too: of the columns that share its scale. In a query: in its head's result."""

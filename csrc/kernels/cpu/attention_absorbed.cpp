@@ -120,11 +120,17 @@ void score_turned(const TurnedScores& x) {
     });
 }
 
-int64_t set_aside(float* p, int64_t n, int32_t pair, float factor, WeightsBefore* before, SetAside* to) {
-    // Beside others whose squares add up to this many times its own, a weight's rounding does not matter.
-    constexpr float kShare = 12;
+int64_t set_aside(float* p, int64_t n, bool codes, int32_t pair, float factor, WeightsBefore* before,
+                  SetAside* to) {
+    // A weight is rounded to a part of the largest, as are all beside it. In many bits that does not matter
+    // where their squares add up to so many times its own; in 8, as much as rounding rows to 8 bits does,
+    // where the mean of squares is such a part of its own.
+    constexpr float kShare = 12, kTop = 12.5f;
     const float squares = before->squares * factor * factor;
     before->largest *= factor * factor;
+    before->rows += static_cast<float>(n);
+    const float of_mean = before->rows / kTop;
+    const float few = few_bits && codes && of_mean > kShare ? of_mean : kShare;
     int64_t n_aside = 0;
     for (;;) {
         Vec all = splat(0), high = splat(0);
@@ -135,11 +141,15 @@ int64_t set_aside(float* p, int64_t n, int32_t pair, float factor, WeightsBefore
         }
         before->squares = squares + sum(all);
         const float top = max_of(high);
-        if (!(top * top * kShare > before->squares) || n_aside == kMaxSetAside) break;
-        for (int64_t i = 0; i < n && n_aside < kMaxSetAside; ++i) {
-            if (!(p[i] * p[i] * kShare > before->squares)) continue;
-            to[n_aside++] = {pair, static_cast<int32_t>(i), p[i]};
-            p[i] = 0;
+        if (!(top * top * few > before->squares) || n_aside == kMaxSetAside) break;
+        const auto stands_out = [&](float weight) { return weight * weight * few > before->squares; };
+        for (int64_t i = 0; i < n; i += lanes) {
+            if (!stands_out(max_of(load(p + i)))) continue;
+            for (int64_t j = i; j < i + lanes && n_aside < kMaxSetAside; ++j) {
+                if (!stands_out(p[j])) continue;
+                to[n_aside++] = {pair, static_cast<int32_t>(j), p[j]};
+                p[j] = 0;
+            }
         }
     }
     for (int64_t i = 0; i < n_aside; ++i) {
@@ -208,7 +218,7 @@ void absorb_rows(const AbsorbedValues& x) {
     PairWeights weights(x);
     if (!exact) weights.round(x);
     alignas(64) float strip[kAbsorbedRows * kPairColumns];
-    if (!exact) memset(strip, 0, sizeof strip);
+    if (!exact) memset(strip, 0, static_cast<size_t>(x.rows * kPairColumns) * sizeof(float));
     for (int64_t column = 0; column < width; column += kPairColumns) {
         const int64_t n = width - column < kPairColumns ? width - column : kPairColumns;
         if constexpr (Pairs::fast)
@@ -223,15 +233,6 @@ void absorb_rows(const AbsorbedValues& x) {
 
 constexpr int64_t kAsideColumns = 256;
 
-/// out += weight times a row of codes.
-inline void add_codes(float weight, const char* row, int64_t dim, float* out) {
-    const auto* const codes = reinterpret_cast<const Int8*>(row);
-    const Vec by = splat(weight);
-    int64_t c = 0;
-    for (; c + lanes <= dim; c += lanes) store(out + c, fma(by, load(codes + c), load(out + c)));
-    for (; c < dim; ++c) out[c] += weight * static_cast<float>(static_cast<signed char>(row[c]));
-}
-
 /// One row for one pair, as floats.
 void add_aside(const AbsorbedValues& x, const SetAside& aside) {
     const int64_t block = aside.row / kBlockTokens, at = aside.row % kBlockTokens;
@@ -242,10 +243,6 @@ void add_aside(const AbsorbedValues& x, const SetAside& aside) {
         const char* const head = head_of(x, block, group);
         const char *const from = head + at * stride, *const scale =
                                                          head + kBlockTokens * stride + at * scales;
-        if (DType(x.type) == DType::Q8) {
-            add_codes(aside.weight * *reinterpret_cast<const float*>(scale), from, x.dim, out);
-            continue;
-        }
         for (int64_t c = 0, n; c < x.dim; c += n) {
             float row[kAsideColumns];
             n = x.dim - c < kAsideColumns ? x.dim - c : kAsideColumns;
@@ -260,10 +257,9 @@ void add_aside(const AbsorbedValues& x, const SetAside& aside) {
 }  // namespace
 
 void absorb_values(const AbsorbedValues& x) {
-    if (DType(x.type) == DType::Q8 && !x.exact)
-        absorb_codes(x);
-    else if (!absorb_fours<FourBitRows>(x))
-        absorb_rows<RowPairs>(x);
+    if (DType(x.type) == DType::Q8 && !x.exact) return absorb_codes(x);
+    if (absorb_fours<FourBitRows>(x)) return;
+    absorb_rows<RowPairs>(x);
     for (int64_t i = 0; i < x.n_aside; ++i) add_aside(x, x.aside[i]);
 }
 

@@ -1,4 +1,4 @@
-// Attention of few queries over absorbed rows, kAbsorbedRows at a time: scores as its terms have them,
+// Attention of few queries over absorbed rows, absorbed_rows at a time: scores as its terms have them,
 // weights, then values for all heads (see absorb_values()).
 #include <algorithm>
 #include <cmath>
@@ -181,7 +181,6 @@ void AttentionRun::score_by_groups(const AttentionJob& job, size_t t, int64_t po
                                    float* scratch, float* scores, size_t ld) const {
     const Rows& rows = args_.scores[t].stored;
     const int64_t dim = rows.head_dim(), pairs = int64_t(plan_.heads_per_group) * job.n_queries;
-    float* const some = scratch + plan_.scratch.group_scores;
     const auto* const packed = reinterpret_cast<const std::byte*>(scratch + plan_.scratch.packed_groups[t]);
     for (int group = 0; group < rows.heads; ++group) {
         const HeadRun run = rows_at(rows, job.sequence->table, position, end, group);
@@ -199,13 +198,9 @@ void AttentionRun::score_by_groups(const AttentionJob& job, size_t t, int64_t po
                           .q = scratch + plan_.scratch.grouped_q[t] + group * pairs * dim,
                           .packed_q = packed + group * pairs * packed_query_bytes(dim),
                           .scale = args_.scale,
-                          .n_queries = pairs},
-                         some, kBlockTokens);
-        for (int64_t pair = 0; pair < pairs; ++pair) {
-            float* const to = scores + pair * ld;
-            if (t == 0 && group == 0) std::fill_n(to, run.n, 0.0f);
-            isa_.add(to, some + pair * kBlockTokens, run.n);
-        }
+                          .n_queries = pairs,
+                          .accumulate = t > 0 || group > 0},
+                         scores, ld);
     }
 }
 
@@ -238,7 +233,7 @@ void AttentionRun::score_absorbed(const AttentionJob& job, int64_t position, int
 void AttentionRun::weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
                                   float* state) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
-    const int64_t first = position % kAbsorbedRows, n = end - position;
+    const int64_t rows = plan_.absorbed_rows, first = position % rows, n = end - position;
     for (int pair = 0; pair < pairs; ++pair) {
         float* const s = scratch + plan_.scratch.absorbed + int64_t(pair) * kAbsorbedRows;
         float* const factor = scratch + plan_.scratch.factor + pair;
@@ -247,7 +242,7 @@ void AttentionRun::weigh_absorbed(const AttentionJob& job, int64_t position, int
                                bias_of(pair / job.n_queries, position - job.position(pair % job.n_queries)));
         *factor = isa_.softmax(s + first, n, state + plan_.state.max + pair, state + plan_.state.sum + pair);
         std::fill(s, s + first, 0.0f);
-        std::fill(s + first + n, s + kAbsorbedRows, 0.0f);
+        std::fill(s + first + n, s + rows, 0.0f);
     }
 }
 
@@ -256,9 +251,9 @@ int64_t AttentionRun::set_aside(int pairs, float* scratch) const {
     SetAside* const aside = reinterpret_cast<SetAside*>(scratch + plan_.scratch.aside);
     int64_t n = 0;
     for (int pair = 0; pair < pairs; ++pair)
-        n += isa_.set_aside(scratch + plan_.scratch.absorbed + int64_t(pair) * kAbsorbedRows, kAbsorbedRows,
-                            pair, scratch[plan_.scratch.factor + pair], weights_before(scratch) + pair,
-                            aside + n);
+        n += isa_.set_aside(scratch + plan_.scratch.absorbed + int64_t(pair) * kAbsorbedRows,
+                            plan_.absorbed_rows, plan_.sums_codes, pair, scratch[plan_.scratch.factor + pair],
+                            weights_before(scratch) + pair, aside + n);
     return n;
 }
 
@@ -267,12 +262,12 @@ void AttentionRun::compute_absorbed(const AttentionJob& job, Span span, float* s
     if (span.size() == 0) return;
     prepare_absorbed(job, scratch);
     for (int64_t position = span.first, end; position < span.end; position = end) {
-        end = std::min(span.end, (position / kAbsorbedRows + 1) * kAbsorbedRows);
+        end = std::min(span.end, (position / plan_.absorbed_rows + 1) * plan_.absorbed_rows);
         for (int64_t first = position, next; first < end; first = next) {
             next = std::min(end, (first / kBlockTokens + 1) * kBlockTokens);
             if (plan_.by_block) copy_biases(job, span, first, 0, 1, scratch);
             score_absorbed(job, first, next, scratch, state,
-                           scratch + plan_.scratch.absorbed + first % kAbsorbedRows, kAbsorbedRows);
+                           scratch + plan_.scratch.absorbed + first % plan_.absorbed_rows, kAbsorbedRows);
         }
         weigh_absorbed(job, position, end, scratch, state);
         const int64_t n_aside = set_aside(plan_.heads_per_group * job.n_queries, scratch);
@@ -282,18 +277,20 @@ void AttentionRun::compute_absorbed(const AttentionJob& job, Span span, float* s
     }
 }
 
-/// Values by one term of some rows of kAbsorbedRows, for so many pairs.
+/// Values by one term of some of absorbed_rows, for so many pairs.
 void AttentionRun::absorb_values(const AttentionJob& job, size_t t, Span span, int64_t n_pairs,
                                  int64_t n_aside, const float* factor, float* scratch, float* state) const {
     const Rows& rows = args_.values[t].stored;
+    const int64_t blocks = plan_.absorbed_rows / kBlockTokens;
     AbsorbedValues values = {.type = static_cast<uint32_t>(rows.dtype),
                              .exact = args_.corrected && args_.values[0].stored.dtype != DType::Q8,
                              .head_stride = head_bytes(rows.dtype, rows.head_dim()).total() * kBlockTokens,
                              .heads = rows.heads,
                              .dim = rows.head_dim(),
-                             .first = span.first % kAbsorbedRows,
+                             .first = span.first % plan_.absorbed_rows,
                              .n = span.size(),
                              .n_pairs = n_pairs,
+                             .rows = plan_.absorbed_rows,
                              .pairs = reinterpret_cast<const int32_t*>(scratch + plan_.scratch.pairs),
                              .p = scratch + plan_.scratch.absorbed,
                              .factor = factor,
@@ -302,11 +299,11 @@ void AttentionRun::absorb_values(const AttentionJob& job, size_t t, Span span, i
                              .weights = scratch + plan_.scratch.absorbed_codes,
                              .out = state + plan_.state.values[t],
                              .out_stride = row_stride(args_.values[t].dim)};
-    const int64_t block = span.first / kAbsorbedRows * kAbsorbedBlocks, next = block + kAbsorbedBlocks;
+    const int64_t block = span.first / plan_.absorbed_rows * blocks, next = block + blocks;
     const auto at = [&](int64_t i) { return rows.base + job.sequence->table[i] * rows.block_stride; };
     for (int64_t i = span.first / kBlockTokens; i * kBlockTokens < span.end; ++i)
         values.blocks[i - block] = at(i);
-    for (int64_t i = next; i < next + kAbsorbedBlocks && i * kBlockTokens < job.stored.end; ++i)
+    for (int64_t i = next; i < next + blocks && i * kBlockTokens < job.stored.end; ++i)
         values.next[i - next] = at(i);
     isa_.absorb_values(values);
 }

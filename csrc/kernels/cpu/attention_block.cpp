@@ -239,7 +239,9 @@ void score_block(const BlockAttention& b, float* s, size_t ld) {
         score_queries(b, head, pair - head * b.n_q, n_q, next, scores);
         for (int64_t m = 0; m < n_q; ++m, ++pair) {
             finish(b, pair, scores + m * kBlockTokens);
-            memcpy(s + pair * ld, scores + m * kBlockTokens, static_cast<size_t>(b.n) * sizeof(float));
+            float *const to = s + pair * ld, *const from = scores + m * kBlockTokens;
+            if (b.accumulate) add(from, to, b.n);
+            memcpy(to, from, static_cast<size_t>(b.n) * sizeof(float));
         }
     }
 }

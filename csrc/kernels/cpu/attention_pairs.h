@@ -54,14 +54,14 @@ struct PairWeights {
         for (int64_t pair = 0; pair < x.n_pairs; ++pair) {
             const float* const p = x.p + pair * kAbsorbedRows;
             Vec squares = splat(0), high = splat(0);
-            for (int64_t i = 0; i < kAbsorbedRows; i += lanes) {
+            for (int64_t i = 0; i < x.rows; i += lanes) {
                 squares = fma(load(p + i), load(p + i), squares);
                 high = max(load(p + i), high);
             }
             PairScale scale = pair_scale(sum(squares), kWeightNorm);
             if (const float top = max_of(high); scale.shrink * top > kMostShort)
                 scale = {kMostShort / top, top / kMostShort};
-            for (int64_t i = 0; i < kAbsorbedRows; i += 2 * lanes)
+            for (int64_t i = 0; i < x.rows; i += 2 * lanes)
                 store_factors(codes + pair * kAbsorbedRows + i, load(p + i) * splat(scale.shrink),
                               load(p + i + lanes) * splat(scale.shrink));
             units[pair] = scale.unit;
@@ -163,11 +163,12 @@ void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pai
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j) acc[k][j] = no_sums(RowCodes{});
     }
+    const int64_t step = x.rows / 2 / kCalls;
     const int16_t* from = weights.codes + pair * kAbsorbedRows + 2 * strip.first;
     const Pairs* codes_at = strip.codes[strip.first] + vector;
     for (int64_t i = strip.first, next; i < strip.end; i = next) {
         ahead.step();
-        next = i + kAbsorbedRows / 2 / kCalls < strip.end ? i + kAbsorbedRows / 2 / kCalls : strip.end;
+        next = i + step < strip.end ? i + step : strip.end;
         for (const Pairs* const end = codes_at + (next - i) * kPairVectors; codes_at < end;) {
             Pairs codes[V];
 #pragma GCC unroll 4

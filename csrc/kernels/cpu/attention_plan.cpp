@@ -103,6 +103,20 @@ bool sums_groups(const ScoreTerm& term) {
            !term.bias && !term.rope;
 }
 
+bool is_codes(const ValueTerm& term) {
+    return term.stored.dtype == DType::Q8 || term.stored.dtype == DType::Q4;
+}
+
+/// Whole rows whose values are summed together. With twice as many what they are added to is read and written
+/// half as often, 8 bytes for each head and column: as much as the rows are, of one byte, where there are 32
+/// heads. Of fewer they only leave less of the first-level cache to others; and rows that are no codes are
+/// larger, and become floats or 16 bits there.
+int64_t rows_together(const AttentionArgs& args) {
+    constexpr int64_t kOutBytes = 2 * sizeof(float);
+    const bool pays = kOutBytes * args.n_heads >= kAbsorbedRows;
+    return pays && std::ranges::all_of(args.values, is_codes) ? kAbsorbedRows : kAbsorbedRows / 2;
+}
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// How many equal parts the work is worth being split into.
@@ -122,7 +136,9 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args)
       by_budget(by_block && args.sparse_threshold > 0 && args.scores[0].n_heads == n_groups),
       spares((args.sparse_threshold > 0 || args.sparse_delta > 0) && !by_budget &&
              std::ranges::all_of(args.values, is_whole)),
-      absorbs(absorbs_rows(args, by_block) && !by_budget) {
+      absorbs(absorbs_rows(args, by_block) && !by_budget),
+      sums_codes(is_codes(args.values[0])),
+      absorbed_rows(rows_together(args)) {
     for (size_t i = 0; i < args.scores.size(); ++i) {
         turns[i] = absorbs && turns_queries(args.scores[i]);
         by_group[i] = absorbs && !by_block && sums_groups(args.scores[i]);
@@ -296,7 +312,6 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
                 const size_t packed = packed_query_bytes(rows.head_dim()) / sizeof(float);
                 scratch.grouped_q[i] = take(pairs * dim);
                 scratch.packed_groups[i] = take(pairs * rows.heads * packed);
-                scratch.group_scores = take(pairs * kBlockTokens);
             }
             if (!turns[i]) continue;
             widest = std::max(widest, turned_dim(dim));

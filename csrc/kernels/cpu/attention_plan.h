@@ -54,7 +54,7 @@ struct AttentionScratch {
     size_t lists;                 // spares: a ListedRows of each [head][query]
     size_t listed;                // spares: kListedFloats of each [head][query][kStretchRows]
     size_t starts;                // spares: of the list of each [head][query] and, last, the end, as integers
-    size_t dense;     // spares: [head][query], as an integer, which kAbsorbedRows of a stretch have no list
+    size_t dense;     // spares: [head][query], as an integer, which absorbed_rows of a stretch have no list
     size_t pairs;     // absorbs: [head][query], which are read
     size_t absorbed;  // absorbs: [head][query][kAbsorbedRows], scores, then weights
     size_t absorbed_codes;               // weight_floats()
@@ -64,7 +64,6 @@ struct AttentionScratch {
     size_t turned_q[2], turned_rows[2];  // per score term, see TurnedScores
     size_t turned_first;
     size_t grouped_q[2], packed_groups[2];  // per score term, [stored head][head][query]: q, and PackedQuery
-    size_t group_scores;                    // [head][query][kBlockTokens]
     size_t factor;                          // [head][query]
     size_t weights;                         // [part]
     size_t state;                           // of a job in one part
@@ -101,6 +100,8 @@ struct AttentionPlan {
     bool absorbs;           // values are whole rows: few queries take absorb_values()
     bool turns[2] = {};     // per score term: absorbs, and takes score_turned()
     bool by_group[2] = {};  // or: absorbs, and scores are sums over the stored heads of whole rows
+    bool sums_codes;        // absorbs: rows of codes, or of 4 bits
+    int64_t absorbed_rows;  // absorbs: so many at a time, read for scores, then for values
     int64_t max_rows = 0;   // stored rows of a job
     size_t max_pairs = 0;   // (head, query) of a job
     std::vector<AttentionJob> jobs;
@@ -125,8 +126,8 @@ struct AttentionPlan {
 constexpr size_t kListedFloats = 6;
 
 /// Floats from one row to the next in scratch: whole vectors, and not a multiple of a page, whose rows would
-/// all compete for the same few places of the cache.
-inline size_t row_stride(int64_t width) { return (width + 15) / 16 * 16 + 16; }
+/// all compete for the same few places of the cache; nor less than what is read of a row at once beside it.
+inline size_t row_stride(int64_t width) { return (width + 15) / 16 * 16 + 64; }
 
 /// Floats from the scores of one query for n rows to those of the next.
 inline size_t spread_stride(int64_t n) { return (n + 15) / 16 * 16; }

@@ -11,7 +11,7 @@
 namespace slimrt::cpu {
 namespace {
 
-/// From here on a pair reads all of kAbsorbedRows rows: rows of a list are laid side by side for one pair
+/// From here on a pair reads all of absorbed_rows: rows of a list are laid side by side for one pair
 /// alone (of AVX-512 20 instructions for 4 rows and 64 columns), the others once for all (4, and 1 - 2
 /// loads).
 constexpr double kDenseShare = 0.25;
@@ -153,7 +153,7 @@ void AttentionRun::pass_over(const AttentionJob& job, Span span, float* scratch,
             isa_.values(s, 0, 1, &factor, static_cast<uint32_t>(DType::F32), values, 0, 0, dim, values, 0);
         }
         WeightsBefore& before = weights_before(scratch)[pair];
-        before = {before.squares * factor * factor, before.largest * factor * factor};
+        before = {before.squares * factor * factor, before.largest * factor * factor, before.rows};
         *used *= squared ? factor * factor : factor;
         const float share = squared ? args_.sparse_delta * *sum : args_.sparse_threshold * *sum;
         const PassedOver passed = isa_.pass_over(s, n, (squared ? share * share : share) - *used, squared);
@@ -171,7 +171,7 @@ AttentionRun::Listed AttentionRun::listed_in(float* scratch) const {
     return {data, data + places, positions, reinterpret_cast<float*>(positions + places)};
 }
 
-/// Lists the rows of each pair that have weight, and marks those of kAbsorbedRows that have too many for it.
+/// Lists the rows of each pair that have weight, and marks those of absorbed_rows that have too many for it.
 void AttentionRun::list_rows(const AttentionJob& job, Span span, float* scratch) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
     const Listed listed = listed_in(scratch);
@@ -183,7 +183,7 @@ void AttentionRun::list_rows(const AttentionJob& job, Span span, float* scratch)
         starts[pair] = static_cast<int32_t>(to);
         dense[pair] = 0;
         for (int64_t first = span.first, end; first < span.end; first = end) {
-            end = std::min(span.end, (first / kAbsorbedRows + 1) * kAbsorbedRows);
+            end = std::min(span.end, (first / plan_.absorbed_rows + 1) * plan_.absorbed_rows);
             const float* const some = p + first % kStretchRows;
             const int64_t n = end - first, before = to;
             for (int64_t i = 0; i < n;) {
@@ -194,8 +194,8 @@ void AttentionRun::list_rows(const AttentionJob& job, Span span, float* scratch)
                 for (const int64_t next = std::min(n, i + kScanned); i < next; ++i)
                     if (some[i] != 0) listed.set(to++, first + i, some[i]);
             }
-            if (!plan_.absorbs || to - before <= kDenseShare * kAbsorbedRows) continue;
-            dense[pair] |= 1 << first % kStretchRows / kAbsorbedRows;
+            if (!plan_.absorbs || to - before <= kDenseShare * plan_.absorbed_rows) continue;
+            dense[pair] |= 1 << first % kStretchRows / plan_.absorbed_rows;
             to = before;
         }
     }
@@ -244,18 +244,19 @@ void AttentionRun::add_dense(const AttentionJob& job, Span span, size_t t, float
     int32_t* const read = reinterpret_cast<int32_t*>(scratch + plan_.scratch.pairs);
     SetAside* const aside = reinterpret_cast<SetAside*>(scratch + plan_.scratch.aside);
     for (int64_t first = span.first, end; first < span.end; first = end) {
-        end = std::min(span.end, (first / kAbsorbedRows + 1) * kAbsorbedRows);
+        end = std::min(span.end, (first / plan_.absorbed_rows + 1) * plan_.absorbed_rows);
         int n_pairs = 0;
         int64_t n_aside = 0;
         for (int pair = 0; pair < pairs; ++pair) {
-            if (!(dense[pair] & 1 << first % kStretchRows / kAbsorbedRows)) continue;
+            if (!(dense[pair] & 1 << first % kStretchRows / plan_.absorbed_rows)) continue;
             float* const p = scratch + plan_.scratch.absorbed + n_pairs * kAbsorbedRows;
-            std::fill_n(p, kAbsorbedRows, 0.0f);
-            std::memcpy(p + first % kAbsorbedRows,
+            std::fill_n(p, plan_.absorbed_rows, 0.0f);
+            std::memcpy(p + first % plan_.absorbed_rows,
                         scratch + plan_.scratch.spread + pair * kStretchStride + first % kStretchRows,
                         (end - first) * sizeof(float));
             WeightsBefore before = weights_before(scratch)[pair];
-            n_aside += isa_.set_aside(p, kAbsorbedRows, pair, 1, &before, aside + n_aside);
+            n_aside +=
+                isa_.set_aside(p, plan_.absorbed_rows, plan_.sums_codes, pair, 1, &before, aside + n_aside);
             if (t + 1 == args_.values.size())
                 weights_before(scratch)[pair] = before;  // each term weighs them
             read[n_pairs++] = pair;

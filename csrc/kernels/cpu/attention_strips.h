@@ -77,7 +77,7 @@ class RowsAhead {
         : next_(x.next),
           share_(x.heads * static_cast<int64_t>(x.head_stride) / strips),
           first_(strip * share_),
-          of_pair_(kAbsorbedBlocks * share_ / x.n_pairs) {}
+          of_pair_(x.rows / kBlockTokens * share_ / x.n_pairs) {}
 
     /// The part of the next so many pairs, in so many steps.
     LinesAhead take(int64_t pairs, int64_t steps) {
@@ -111,11 +111,12 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
         for (int j = 0; j < V; ++j)
             __builtin_prefetch(out + x.pairs[pair + k] * x.out_stride + j * lanes, 1, 3);
     }
+    const int64_t step = x.rows / rows_in_lane / kCalls;
     const WeightCode* from = weights.codes(pair) + strip.first * rows_in_lane;
     const RowCodes* codes_at = strip.codes[strip.first] + vector;
     for (int64_t i = strip.first, next; i < strip.end; i = next) {
         ahead.step();
-        next = i + kStripLanes / kCalls < strip.end ? i + kStripLanes / kCalls : strip.end;
+        next = i + step < strip.end ? i + step : strip.end;
         for (const RowCodes* const end = codes_at + (next - i) * absorbed_vectors; codes_at < end;) {
             RowCodes codes[V];
 #pragma GCC unroll 4
@@ -163,18 +164,53 @@ void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& s
     with(add_tile<1, V, Part, offsets>, 1);
 }
 
+/// What is set aside of all pairs, after the others: their sums are near then.
+template <int V, bool Part>
+void add_set_aside(const AbsorbedValues& x, const Strip& strip, const Weights& weights, int64_t vector) {
+    static constexpr struct Digits {
+        WeightCode only[rows_in_lane][rows_in_lane];
+        constexpr Digits() : only() {
+            for (int i = 0; i < rows_in_lane; ++i) only[i][i] = 1;
+        }
+    } kOne;
+    const int64_t left = strip.left - vector * lanes;
+    for (int64_t i = 0; i < x.n_aside;) {
+        const int32_t pair = x.aside[i].pair;
+        float* const to = x.out + pair * x.out_stride + strip.column + vector * lanes;
+        Vec sums[V];
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j) sums[j] = Part ? load_part(to + j * lanes, left) : load(to + j * lanes);
+        do {
+            const auto row = static_cast<uint32_t>(x.aside[i].row);
+            const RowCodes one = four_digits(RowCodes{}, kOne.only[row % rows_in_lane]);
+            const RowCodes* const codes = strip.codes[row / rows_in_lane] + vector;
+            const Vec weight = splat(weights.aside(i));
+#pragma GCC unroll 4
+            for (int j = 0; j < V; ++j)
+                sums[j] = fma(weight, to_floats(add_products(no_sums(RowCodes{}), one, codes[j])), sums[j]);
+        } while (++i < x.n_aside && x.aside[i].pair == pair);
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j)
+            Part ? store_part(to + j * lanes, sums[j], left) : store(to + j * lanes, sums[j]);
+    }
+}
+
 /// All pairs, as many vectors at once as there are of so many.
 template <int vectors, bool offsets>
 void add_strip(const AbsorbedValues& x, const Strip& strip, const Weights& weights) {
+    const auto add = [&]<int Q, int V, bool Part>(int64_t vector) {
+        add_vectors<Q, V, Part, offsets>(x, weights, strip, vector);
+        add_set_aside<V, Part>(x, strip, weights, vector);
+    };
     const int64_t most = strip.left / lanes;
     if constexpr (vectors >= 4 && registers == 32) {
-        if (most >= 4) return add_vectors<4, 4, false, offsets>(x, weights, strip, 0);
+        if (most >= 4) return add.template operator()<4, 4, false>(0);
     } else if constexpr (vectors == 2 && registers == 32) {
-        return add_vectors<8, 2, false, offsets>(x, weights, strip, 0);
+        return add.template operator()<8, 2, false>(0);
     }
     int64_t vector = 0;
-    for (; most - vector >= 2; vector += 2) add_vectors<4, 2, false, offsets>(x, weights, strip, vector);
-    for (; vector * lanes < strip.left; ++vector) add_vectors<4, 1, true, offsets>(x, weights, strip, vector);
+    for (; most - vector >= 2; vector += 2) add.template operator()<4, 2, false>(vector);
+    for (; vector * lanes < strip.left; ++vector) add.template operator()<4, 1, true>(vector);
 }
 
 }  // namespace

@@ -35,11 +35,12 @@ class Weights {
         shorts_ = reinterpret_cast<int16_t*>(shrinks_ + stride_);
         codes_ = reinterpret_cast<WeightCode*>(shorts_ + stride_ * kAbsorbedRows);
         offsets_ = all_offsets_ = reinterpret_cast<float*>(codes_ + stride_ * kAbsorbedRows);
+        asides_ = all_offsets_ + stride_ * kMostOffsets;
         for (int64_t pair = x.n_pairs; pair < stride_; ++pair) tops_[pair] = 0;
         for (int64_t pair = 0; pair < x.n_pairs; ++pair) {
             const float* const p = x.p + pair * kAbsorbedRows;
             float high[kBlockTokens];
-            tops_[pair] = shorten(p, shorts_ + pair * kAbsorbedRows, high);
+            tops_[pair] = shorten(p, x.rows, shorts_ + pair * kAbsorbedRows, high);
             if constexpr (few_bits)
                 for (int64_t i = 0; i < kBlockTokens; ++i) highs_[i * stride_ + pair] = high[i];
         }
@@ -49,6 +50,8 @@ class Weights {
     float unit(int64_t pair) const { return units_[pair]; }
     /// What a pair's sums have beside the products.
     float offset(int64_t pair) const { return offsets_[pair]; }
+    /// What is set aside, times its row's scale.
+    float aside(int64_t i) const { return asides_[i]; }
 
     /// What rows have in all columns of a group, times the weights: of `lanes` groups,
     /// [group][kAbsorbedRows], 0 where no row is.
@@ -56,19 +59,27 @@ class Weights {
         static_assert(lanes % 4 == 0 && lanes <= kMostOffsets);
         const auto p = rows_from(x_.p, kAbsorbedRows * sizeof(float));
         for (int64_t g = 0; g < lanes; g += 4)
-            dots<4>(of_rows + g * kAbsorbedRows, kAbsorbedRows, p, x_.n_pairs, kAbsorbedRows, 1, false,
+            dots<4>(of_rows + g * kAbsorbedRows, kAbsorbedRows, p, x_.n_pairs, x_.rows, 1, false,
                     all_offsets_ + g * stride_, static_cast<size_t>(stride_));
+        for (int64_t i = 0, pair = 0; i < x_.n_aside; ++i) {
+            const SetAside& aside = x_.aside[i];
+            while (x_.pairs[pair] != aside.pair) ++pair;
+            for (int64_t g = 0; g < lanes; ++g)
+                all_offsets_[g * stride_ + pair] += aside.weight * of_rows[g * kAbsorbedRows + aside.row];
+        }
     }
     void take_offsets(int64_t group) { offsets_ = all_offsets_ + group * stride_; }
 
-    /// scales: of all kAbsorbedRows, 0 where no row is.
+    /// scales: of all rows, 0 where no row is.
     void round(const float* scales) {
         alignas(64) float high[kBlockTokens];
         alignas(64) int16_t shorts[kAbsorbedRows];
-        const float top = shorten(scales, shorts, high);
+        const float top = shorten(scales, x_.rows, shorts, high);
         find_units(top, high);
+        for (int64_t i = 0; i < x_.n_aside; ++i) asides_[i] = x_.aside[i].weight * scales[x_.aside[i].row];
         for (int64_t pair = 0; pair < x_.n_pairs; ++pair)
-            round_pair(shorts_ + pair * kAbsorbedRows, shorts, shrinks_[pair], codes_ + pair * kAbsorbedRows);
+            round_pair(shorts_ + pair * kAbsorbedRows, shorts, shrinks_[pair], x_.rows,
+                       codes_ + pair * kAbsorbedRows);
     }
 
   private:
@@ -76,11 +87,11 @@ class Weights {
 
     /// Numbers that are not negative, their largest being kOne. Returns what that is, NaN if one is no
     /// number, and the largest of rows of the same place in a block.
-    static float shorten(const float* from, int16_t* to, float* high) {
+    static float shorten(const float* from, int64_t rows, int16_t* to, float* high) {
         Vec top = splat(0), total = splat(0);
         for (int64_t i = 0; i < kBlockTokens; i += lanes) {
             Vec some = splat(0);
-            for (int64_t j = i; j < kAbsorbedRows; j += kBlockTokens) {
+            for (int64_t j = i; j < rows; j += kBlockTokens) {
                 const Vec one = load(from + j);
                 some = max(one, some);
                 total = total + one;
@@ -91,7 +102,7 @@ class Weights {
         const float largest = max_of(top);
         const bool usable = largest >= 0x1p-100f && largest <= 0x1p100f;
         const Vec shrink = splat(usable ? kOne / largest : 0);
-        for (int64_t i = 0; i < kAbsorbedRows; i += 2 * lanes)
+        for (int64_t i = 0; i < rows; i += 2 * lanes)
             store_factors(to + i, load(from + i) * shrink, load(from + i + lanes) * shrink);
         return (usable ? largest : largest < 1 ? 0 : __builtin_nanf("")) + 0 * sum(total);
     }
@@ -117,10 +128,11 @@ class Weights {
         }
     }
 
-    static void round_pair(const int16_t* p, const int16_t* scales, float shrink, WeightCode* to) {
+    static void round_pair(const int16_t* p, const int16_t* scales, float shrink, int64_t rows,
+                           WeightCode* to) {
         const RowFactors less = splat_factor(few_bits ? static_cast<int16_t>(shrink) : int16_t(0));
 #pragma GCC unroll 4
-        for (int64_t i = 0; i < kAbsorbedRows; i += 4 * lanes) {
+        for (int64_t i = 0; i < rows; i += 4 * lanes) {
             RowFactors weights[2];
             for (int j = 0; j < 2; ++j) {
                 const int64_t at = i + j * 2 * lanes;
@@ -133,7 +145,7 @@ class Weights {
 
     const AbsorbedValues& x_;
     int64_t stride_;
-    float *tops_, *highs_, *units_, *shrinks_, *all_offsets_, *offsets_;
+    float *tops_, *highs_, *units_, *shrinks_, *all_offsets_, *offsets_, *asides_;
     int16_t* shorts_;
     WeightCode* codes_;
 };

@@ -84,6 +84,7 @@ struct BlockAttention {
     Access access;
     float* keys = nullptr;  // as values, of the rows of k, its k_heads side by side; or nullptr
     size_t keys_stride = 0;
+    bool accumulate = false;  // scores are added to what is there
 };
 
 /// A query for rows that are turned in 16 bits: with the channels' static scales, so that what it becomes is
@@ -100,7 +101,8 @@ inline constexpr int64_t turned_query_floats(int64_t dim) {
 // Rows that are values for every query head (absorbed: modes k, k+r, x, xr, e), a few blocks at a time, by
 // integer products if they are fast. Pairs are (head, query).
 
-inline constexpr int64_t kAbsorbedBlocks = 4, kAbsorbedRows = kAbsorbedBlocks * kBlockTokens;
+/// The most, see AttentionPlan::absorbed_rows.
+inline constexpr int64_t kAbsorbedBlocks = 8, kAbsorbedRows = kAbsorbedBlocks * kBlockTokens;
 /// Columns of rows of 4 bits that have a scale of their own, and of how many scales offsets are found at
 /// once.
 inline constexpr int64_t kFourColumns = 32, kMostOffsets = 16;
@@ -110,15 +112,16 @@ struct SetAside {
     int32_t pair, row;
     float weight;
 };
-inline constexpr int64_t kMaxSetAside = 16;  // of a pair at a time
+inline constexpr int64_t kMaxSetAside = 32;  // of a pair at a time
 /// A pair's weights so far: the sum of the squares of all but the largest that was set aside, and its square.
 struct WeightsBefore {
-    float squares, largest;
+    float squares, largest, rows, unused;
 };
 
 /// Floats that absorb_values() takes for the weights of so many pairs.
 inline constexpr int64_t weight_floats(int64_t pairs) {
-    constexpr int64_t each = kAbsorbedRows + kAbsorbedRows / 2 + kBlockTokens + 3 + kMostOffsets;
+    constexpr int64_t each =
+        kAbsorbedRows + kAbsorbedRows / 2 + kBlockTokens + 3 + kMostOffsets + kMaxSetAside;
     return (pairs + 15) / 16 * 16 * each;
 }
 
@@ -133,10 +136,11 @@ struct AbsorbedValues {
     const void* next[kAbsorbedBlocks];
     size_t head_stride;
     int64_t heads, dim, first, n, n_pairs;
+    int64_t rows;          // first + n are no more: whole vectors of any kind
     const int32_t* pairs;  // whose out a pair here has
-    const float* p;        // [pair][kAbsorbedRows], 0 where no row is
+    const float* p;        // [pair][kAbsorbedRows], of which `rows` are used: 0 where no row is
     const float* factor;
-    const SetAside* aside;
+    const SetAside* aside;  // in the order of pairs
     int64_t n_aside;
     float* weights;
     float* out;
@@ -286,8 +290,9 @@ struct Isa {
 
     void (*score_turned)(const TurnedScores& scores);
     /// Takes weights that stand out beside all others of a pair so far out of its next n: how many. Those
-    /// before, zeros at first, are worth `factor` of what they were.
-    int64_t (*set_aside)(float* p, int64_t n, int32_t pair, float factor, WeightsBefore* before,
+    /// before, zeros at first, are worth `factor` of what they were. codes: as much as weights of rows of
+    /// codes want it, of which few bits are left.
+    int64_t (*set_aside)(float* p, int64_t n, bool codes, int32_t pair, float factor, WeightsBefore* before,
                          SetAside* to);
     void (*absorb_values)(const AbsorbedValues& values);
 

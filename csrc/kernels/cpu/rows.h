@@ -41,7 +41,8 @@ void add_listed_values(const ListedValues& values);
 
 // attention_absorbed.cpp
 void score_turned(const TurnedScores& scores);
-int64_t set_aside(float* p, int64_t n, int32_t pair, float factor, WeightsBefore* before, SetAside* to);
+int64_t set_aside(float* p, int64_t n, bool codes, int32_t pair, float factor, WeightsBefore* before,
+                  SetAside* to);
 void absorb_values(const AbsorbedValues& values);
 
 // attention.cpp
