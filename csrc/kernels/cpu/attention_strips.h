@@ -166,14 +166,15 @@ void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& s
 
 /// What is set aside of all pairs, after the others: their sums are near then.
 template <int V, bool Part>
-void add_set_aside(const AbsorbedValues& x, const Strip& strip, const Weights& weights, int64_t vector) {
+[[gnu::noinline]] void add_set_aside(const AbsorbedValues& x, const Strip& strip, const Weights& weights,
+                                     int64_t vector) {
     static constexpr struct Digits {
         WeightCode only[rows_in_lane][rows_in_lane];
         constexpr Digits() : only() {
             for (int i = 0; i < rows_in_lane; ++i) only[i][i] = 1;
         }
     } kOne;
-    const int64_t left = strip.left - vector * lanes;
+    const int64_t columns = strip.left - vector * lanes, left = columns < lanes ? columns : lanes;
     for (int64_t i = 0; i < x.n_aside;) {
         const int32_t pair = x.aside[i].pair;
         float* const to = x.out + pair * x.out_stride + strip.column + vector * lanes;
@@ -198,19 +199,20 @@ void add_set_aside(const AbsorbedValues& x, const Strip& strip, const Weights& w
 /// All pairs, as many vectors at once as there are of so many.
 template <int vectors, bool offsets>
 void add_strip(const AbsorbedValues& x, const Strip& strip, const Weights& weights) {
-    const auto add = [&]<int Q, int V, bool Part>(int64_t vector) {
-        add_vectors<Q, V, Part, offsets>(x, weights, strip, vector);
-        add_set_aside<V, Part>(x, strip, weights, vector);
-    };
     const int64_t most = strip.left / lanes;
     if constexpr (vectors >= 4 && registers == 32) {
-        if (most >= 4) return add.template operator()<4, 4, false>(0);
+        if (most >= 4) {
+            add_vectors<4, 4, false, offsets>(x, weights, strip, 0);
+            return add_set_aside<4, false>(x, strip, weights, 0);
+        }
     } else if constexpr (vectors == 2 && registers == 32) {
-        return add.template operator()<8, 2, false>(0);
+        add_vectors<8, 2, false, offsets>(x, weights, strip, 0);
+        return add_set_aside<2, false>(x, strip, weights, 0);
     }
     int64_t vector = 0;
-    for (; most - vector >= 2; vector += 2) add.template operator()<4, 2, false>(vector);
-    for (; vector * lanes < strip.left; ++vector) add.template operator()<4, 1, true>(vector);
+    for (; most - vector >= 2; vector += 2) add_vectors<4, 2, false, offsets>(x, weights, strip, vector);
+    for (; vector * lanes < strip.left; ++vector) add_vectors<4, 1, true, offsets>(x, weights, strip, vector);
+    for (vector = 0; vector * lanes < strip.left; ++vector) add_set_aside<1, true>(x, strip, weights, vector);
 }
 
 }  // namespace
