@@ -122,15 +122,19 @@ void score_turned(const TurnedScores& x) {
 
 int64_t set_aside(float* p, int64_t n, bool codes, int32_t pair, float factor, WeightsBefore* before,
                   SetAside* to) {
-    // A weight is rounded to a part of the largest, as are all beside it. In many bits that does not matter
-    // where their squares add up to so many times its own; in 8, as much as rounding rows to 8 bits does,
-    // where the mean of squares is such a part of its own.
-    constexpr float kShare = 12, kTop = 12.5f;
+    // A weight is rounded to a part of the largest, as are all beside it but those of 0. In many bits that
+    // does not matter where their squares add up to so many times its own; in 8, as much as rounding rows to
+    // 8 bits does, where the mean of squares is such a part of its own.
+    constexpr float kShare = 12, kTop = 12.5f, kMany = 1e38f;
     const float squares = before->squares * factor * factor;
     before->largest *= factor * factor;
-    before->rows += static_cast<float>(n);
-    const float of_mean = before->rows / kTop;
-    const float few = few_bits && codes && of_mean > kShare ? of_mean : kShare;
+    float few = kShare;
+    if (few_bits && codes) {
+        Vec weighed = splat(0);
+        for (int64_t i = 0; i < n; i += lanes) weighed = weighed + min(load(p + i) * splat(kMany), splat(1));
+        before->rows += sum(weighed);
+        if (before->rows / kTop > kShare) few = before->rows / kTop;
+    }
     int64_t n_aside = 0;
     for (;;) {
         Vec all = splat(0), high = splat(0);

@@ -283,7 +283,7 @@ void AttentionRun::absorb_values(const AttentionJob& job, size_t t, Span span, i
     const Rows& rows = args_.values[t].stored;
     const int64_t blocks = plan_.absorbed_rows / kBlockTokens;
     AbsorbedValues values = {.type = static_cast<uint32_t>(rows.dtype),
-                             .exact = args_.corrected && args_.values[0].stored.dtype != DType::Q8,
+                             .exact = plan_.exact,
                              .head_stride = head_bytes(rows.dtype, rows.head_dim()).total() * kBlockTokens,
                              .heads = rows.heads,
                              .dim = rows.head_dim(),

@@ -137,7 +137,8 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args)
       spares((args.sparse_threshold > 0 || args.sparse_delta > 0) && !by_budget &&
              std::ranges::all_of(args.values, is_whole)),
       absorbs(absorbs_rows(args, by_block) && !by_budget),
-      sums_codes(is_codes(args.values[0])),
+      exact(args.corrected && args.values[0].stored.dtype != DType::Q8),
+      sums_codes(is_codes(args.values[0]) && !exact),
       absorbed_rows(rows_together(args)) {
     for (size_t i = 0; i < args.scores.size(); ++i) {
         turns[i] = absorbs && turns_queries(args.scores[i]);

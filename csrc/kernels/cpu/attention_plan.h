@@ -100,6 +100,7 @@ struct AttentionPlan {
     bool absorbs;           // values are whole rows: few queries take absorb_values()
     bool turns[2] = {};     // per score term: absorbs, and takes score_turned()
     bool by_group[2] = {};  // or: absorbs, and scores are sums over the stored heads of whole rows
+    bool exact;             // absorbs: values are summed as floats
     bool sums_codes;        // absorbs: rows of codes, or of 4 bits
     int64_t absorbed_rows;  // absorbs: so many at a time, read for scores, then for values
     int64_t max_rows = 0;   // stored rows of a job

@@ -113,7 +113,8 @@ struct SetAside {
     float weight;
 };
 inline constexpr int64_t kMaxSetAside = 32;  // of a pair at a time
-/// A pair's weights so far: the sum of the squares of all but the largest that was set aside, and its square.
+/// A pair's weights so far: the sum of the squares of all but the largest that was set aside, its square, and
+/// of rows of codes how many are not 0.
 struct WeightsBefore {
     float squares, largest, rows, unused;
 };
