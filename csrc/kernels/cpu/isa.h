@@ -154,8 +154,8 @@ inline int64_t turned_row_floats(bool integers, int64_t dim) {
     return kBlockTokens * turned_dim(dim) * (integers ? 1 : 2);
 }
 inline constexpr int64_t kTurnRows = 16, kTurnColumns = 32;
-template <class Short>
-Short* turns_at(Short* turns, int64_t dim, int64_t row, int64_t column) {
+template <class Short>  // inline where code is small too: it would be one function for all ISAs
+[[gnu::always_inline]] inline Short* turns_at(Short* turns, int64_t dim, int64_t row, int64_t column) {
     return turns + row / kTurnRows * kTurnRows * 2 * dim +
            column / kTurnColumns * kTurnRows * 2 * kTurnColumns + row % kTurnRows * 2 * kTurnColumns +
            column % kTurnColumns;
