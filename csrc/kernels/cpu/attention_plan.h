@@ -127,8 +127,8 @@ struct AttentionPlan {
 constexpr size_t kListedFloats = 6;
 
 /// Floats from one row to the next in scratch: whole vectors, and not a multiple of a page, whose rows would
-/// all compete for the same few places of the cache; nor less than what is read of a row at once beside it.
-inline size_t row_stride(int64_t width) { return (width + 15) / 16 * 16 + 64; }
+/// all compete for the same few places of the cache.
+inline size_t row_stride(int64_t width) { return (width + 15) / 16 * 16 + 16; }
 
 /// Floats from the scores of one query for n rows to those of the next.
 inline size_t spread_stride(int64_t n) { return (n + 15) / 16 * 16; }

@@ -112,7 +112,7 @@ struct SetAside {
     int32_t pair, row;
     float weight;
 };
-inline constexpr int64_t kMaxSetAside = 32;  // of a pair at a time
+inline constexpr int64_t kMaxSetAside = 16;  // of a pair at a time
 /// A pair's weights so far: the sum of the squares of all but the largest that was set aside, its square, and
 /// of rows of codes how many are not 0.
 struct WeightsBefore {
