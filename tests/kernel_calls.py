@@ -30,7 +30,7 @@ class Call:
         return (self.distance <= 0) & ((self.distance > -self.window) if self.window else True)
 
 
-# What the largest weight of some rows is as an integer, where weights of absorbed q8 and q4 rows become integers.
+# What the largest weight of rows_together() is as an integer, where weights of absorbed q8 and q4 rows become integers.
 WEIGHT_LEVELS = {"avx512": 255, "neon": 255, "neon_dot": 255, "neon_i8mm": 255, "avx2": 32767}
 
 
@@ -39,9 +39,16 @@ def takes_codes(isa: str, dtype: str, dim: int) -> bool:
     return dtype == "q8" or (dtype == "q4" and dim % 32 == 0 and WEIGHT_LEVELS.get(isa) == 255)
 
 
-def weight_rounding(isa: str, p: np.ndarray, rows: np.ndarray, stored_heads: int = 1, dtype: str = "q8") -> float:
+def rows_together(n_heads: int) -> int:
+    """Rows of codes that are summed together when all heads read them."""
+    return 256 if n_heads >= 32 else 128
+
+
+def weight_rounding(
+    isa: str, p: np.ndarray, rows: np.ndarray, stored_heads: int = 1, dtype: str = "q8", together: int = 128
+) -> float:
     """How far p @ rows, whole q8 or q4 rows, may be off since weights times scales are rounded, each by up to half a
-    step: six standard deviations of such a sum, of all 128 rows together. p [rows], weights; rows [rows, width]."""
+    step: six standard deviations of such a sum, of so many rows together. p [rows], weights; rows [rows, width]."""
     if isa not in WEIGHT_LEVELS:
         return 0.0
     if dtype == "q4":  # scales of 32 columns; codes are about the ninth of sixteen
@@ -52,8 +59,8 @@ def weight_rounding(isa: str, p: np.ndarray, rows: np.ndarray, stored_heads: int
         heads = rows.reshape(len(rows), stored_heads, -1)
     scale = np.maximum(np.abs(heads).max(axis=2), 1e-30)  # 127 times, or 8
     error = np.zeros(heads.shape[1:])
-    for first in range(0, len(rows), 128):
-        some = slice(first, first + 128)
+    for first in range(0, len(rows), together):
+        some = slice(first, first + together)
         step = (p[some, None] * scale[some]).max(axis=0) / WEIGHT_LEVELS[isa]
         error += step[:, None] * np.sqrt(((heads[some] / scale[some, :, None]) ** 2).sum(axis=0) / 12)
     return 6 * float(error.max())

@@ -9,7 +9,7 @@ import pytest
 
 import kernel_calls
 from conftest import ISAS
-from kernel_calls import PAIRS, WEIGHT_LEVELS, pair_rounding, takes_codes, weight_rounding
+from kernel_calls import PAIRS, WEIGHT_LEVELS, pair_rounding, rows_together, takes_codes, weight_rounding
 from pairwise import pairwise
 from reference import Rope
 from reference_formats import rounded
@@ -49,6 +49,8 @@ SHAPES = {
     "96 columns": Call(6, 6, 96, 257, 3),
     "12 heads": Call(12, 12, 64, 700, 1),
     "32 heads": Call(32, 32, 32, 129, 4),
+    "32 heads, more than 256 rows": Call(32, 32, 16, 700, 2),
+    "32 heads, a window": Call(32, 32, 32, 900, 1, window=601),
     "40 heads": Call(40, 40, 34, 161, 1),
     "grouped": Call(12, 4, 64, 400, 2),
     "a window": Call(4, 4, 64, 500, 3, window=170),
@@ -98,7 +100,8 @@ def test_whole_rows_for_every_head(name, rotation, loud, one_scale, threads, dty
             error = np.abs(got[query, head] - p[head, query] @ known).max()
             rounding = pair_rounding(isa, dtype, p[head, query], known)
             if takes_codes(isa, dtype, call.kv * call.dim // stored_heads):
-                rounding = weight_rounding(isa, p[head, query], known, stored_heads, dtype)
+                together = rows_together(call.heads)
+                rounding = weight_rounding(isa, p[head, query], known, stored_heads, dtype, together)
             assert error <= rounding + (1e-5 + turned * size) * np.abs(known).max(), (head, query)
 
 

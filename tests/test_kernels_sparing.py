@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conftest import ISAS
-from kernel_calls import takes_codes, weight_rounding
+from kernel_calls import rows_together, takes_codes, weight_rounding
 from pairwise import pairwise
 from reference import Rope, rounded
 from slimrt._core import ops
@@ -23,6 +23,7 @@ SHAPES = {
     "odd": Call(3, 3, 7, 1100, 2),
     "80 columns": Call(5, 5, 80, 700, 1),
     "12 heads": Call(12, 12, 64, 2300, 1),
+    "32 heads": Call(32, 32, 32, 1500, 2),
     "grouped": Call(12, 4, 32, 1400, 2),
     "a window": Call(4, 4, 64, 1900, 3, window=1170),
 }
@@ -62,8 +63,9 @@ def own_error(isa: str, type_name: str, p: np.ndarray, known: np.ndarray, call: 
     small = (1e-5 + 3e-4 * size) * np.abs(known).max()
     if not takes_codes(isa, type_name, call.dim):
         return np.full((call.queries, call.heads), small)
+    together = rows_together(call.heads)
     each = [
-        [weight_rounding(isa, p[h, m], known, call.kv, type_name) for h in range(call.heads)]
+        [weight_rounding(isa, p[h, m], known, call.kv, type_name, together) for h in range(call.heads)]
         for m in range(call.queries)
     ]
     return np.array(each) + small

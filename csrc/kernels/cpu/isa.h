@@ -116,7 +116,7 @@ inline constexpr int64_t kMaxSetAside = 16;  // of a pair at a time
 /// A pair's weights so far: the sum of the squares of all but the largest that was set aside, its square, and
 /// of rows of codes how many are not 0.
 struct WeightsBefore {
-    float squares, largest, rows, unused;
+    float squares, largest, rows;
 };
 
 /// Floats that absorb_values() takes for the weights of so many pairs.
