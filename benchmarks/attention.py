@@ -10,6 +10,7 @@ on a machine that others use.
     python benchmarks/attention.py --tokens 4096 --scores plain bias cap
     python benchmarks/attention.py --modes kv x --shapes mha25-64 --types q8 --tokens 4096 16384
     python benchmarks/attention.py --modes kv k k+r --shapes mha-64 mha-96 mha-128 mha12-64 --tokens 4096 16384
+    python benchmarks/attention.py --modes k k+r --types q8 --residual q4/4 --isas avx512 avx2
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, nargs="+", default=[32768], help="cached, of each sequence")
     parser.add_argument("--sequences", type=int, default=1, help="in one call")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--isa", default="cpu", help="default: the best of the CPU")
+    parser.add_argument("--isas", nargs="+", default=["cpu"], help="default: the best of the CPU")
     parser.add_argument("--repetitions", type=int, default=10, help="a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sparse-threshold", type=float, default=0.0)
@@ -55,13 +56,15 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(args: argparse.Namespace, shape: str, mode: str, type_name: str, tokens: int, scores: str) -> dict:
+def measure(
+    args: argparse.Namespace, shape: str, mode: str, type_name: str, tokens: int, scores: str, isa: str
+) -> dict:
     _, kv_heads, head_dim = SHAPES[shape]
     residual, _, part = args.residual.partition("/")
     rank, rest = (kv_heads * head_dim // int(part), residual or type_name) if mode == "k+r" else (0, type_name)
     seconds, size, skipped = _core.ops.time_attention(
         *SHAPES[shape], type_name, rest, tokens, args.sequences, args.sharpness, args.sparse_threshold,
-        args.repetitions, absorbed=mode != "kv", wide=mode == "x", isa=args.isa, n_threads=args.threads, rank=rank,
+        args.repetitions, absorbed=mode != "kv", wide=mode == "x", isa=isa, n_threads=args.threads, rank=rank,
         **SCORES[scores],
     )  # fmt: skip
     control = _core.read_bandwidth(args.threads)
@@ -72,29 +75,32 @@ def main() -> None:
     args = arguments()
     access = machine.access_rows_as_measured(args.threads)
     cells = [
-        (shape, mode, t, n, scores)
+        (shape, mode, t, n, scores, isa)
         for shape in args.shapes
         for n in args.tokens
         for t in args.types
         for mode in args.modes
         for scores in args.scores
+        for isa in args.isas
     ]
     rounds = [{cell: measure(args, *cell) for cell in cells} for _ in range(args.rounds)]
     rows = []
     for cell in cells:
-        shape, mode, type_name, tokens, scores = cell
+        shape, mode, type_name, tokens, scores, isa = cell
         first_mode = (shape, args.modes[0], *cell[2:])
+        first_scores, first_isa = (*cell[:4], args.scores[0], isa), (*cell[:5], args.isas[0])
         runs = [r[cell] for r in rounds]
         rows.append(
             {
-                "shape": shape, "mode": mode, "type": type_name, "tokens": tokens, "scores": scores,
+                "shape": shape, "mode": mode, "type": type_name, "tokens": tokens, "scores": scores, "isa": isa,
                 "MB": runs[0]["bytes"] / 1e6,
                 "us": 1e6 * median(r["seconds"] for r in runs),
                 "GB/s": median(r["bytes"] / r["seconds"] for r in runs) / 1e9,
                 "control GB/s": median(r["control"] for r in runs),
                 "ratio": median(r["bytes"] / r["seconds"] / 1e9 / r["control"] for r in runs),
                 f"x {args.modes[0]}": median(r[first_mode]["seconds"] / r[cell]["seconds"] for r in rounds),
-                "x first": median(r[cell]["seconds"] / r[*cell[:-1], args.scores[0]]["seconds"] for r in rounds),
+                "x first": median(r[cell]["seconds"] / r[first_scores]["seconds"] for r in rounds),
+                f"x {args.isas[0]}": median(r[first_isa]["seconds"] / r[cell]["seconds"] for r in rounds),
                 "skipped": runs[0]["skipped"],
             }
         )  # fmt: skip

@@ -4,8 +4,10 @@
 A model reads a text; the weights that late queries of its heads give to the text, over all layers, are tiled to
 --tokens and replayed as scores on random rows of another shape (as a bias, with queries of zeros). Rows are larger than
 the caches in all; timed in C++; every cell is a median of rounds in which all cells take turns, beside a pure read.
+--made: of such shares of the rows a head needs nothing, of the others alike, which lie together by 64 or anywhere.
 
     python benchmarks/patterns.py --models models/tale-llama.gguf models/tale-hard.gguf --shapes mha-64 mha-128
+    python benchmarks/patterns.py --made 0.5 0.9 0.99 --deltas 0.001
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ from slimrt.tokenizer.tokenizer import Tokenizer
 SHAPES = {"mha-64": (32, 64), "mha-96": (32, 96), "mha-128": (32, 128), "mha12-64": (12, 64)}
 TEXT = Path(__file__).parent.parent / "models" / "heldout.txt"
 KEEPING = 4  # one head in so many keeps V
+RUN = 64  # rows that lie together
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", type=Path, default=[])
+    parser.add_argument("--made", nargs="+", type=float, default=[], metavar="SHARE", help="of rows without weight")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["mha-64", "mha-128"])
     parser.add_argument("--tokens", type=int, nargs="+", default=[16384])
     parser.add_argument("--deltas", type=float, nargs="+", default=[0.005, 0.01, 0.02])
@@ -69,6 +73,16 @@ def recorded(path: Path, n_heads: int) -> np.ndarray:
     weights = heads[:, queries].reshape(-1, heads.shape[2])[:n_heads]
     weights /= weights.sum(axis=1, keepdims=True)
     return weights[np.argsort(kept_rows(weights), kind="stable")]
+
+
+def made(share: float, together: int, n_heads: int, n: int) -> np.ndarray:
+    """Weights of which such a share is nothing to speak of, rows of each head by so many together [n_heads, n]. The
+    newest rows are needed: what a budget is a share of is known from them on."""
+    needed = np.random.default_rng(1).random((n_heads, -(-n // together))) >= share
+    needed = np.repeat(needed, together, axis=1)[:, :n]
+    needed[:, -RUN:] = True
+    weights = np.where(needed, 1.0, 1e-6)
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def scores(weights: np.ndarray, n: int) -> np.ndarray:
@@ -111,15 +125,18 @@ def main() -> None:
     for shape in args.shapes:
         heads, dim = SHAPES[shape]
         for n in args.tokens:
-            for path in args.models:
-                weights = recorded(path, heads)
+            patterns = {path.stem: recorded(path, heads) for path in args.models}
+            for share in args.made:
+                for name, together in {"together": RUN, "anywhere": 1}.items():
+                    patterns[f"{share} {name}"] = made(share, together, heads, n)
+            for pattern, weights in patterns.items():
                 bias = scores(weights, n)
                 turns = [cells(args, heads, dim, n, bias) for _ in range(args.rounds)]
                 control = median(_core.read_bandwidth(args.threads) for _ in range(3))
                 for name in turns[0]:
                     rows.append(
                         {
-                            "model": path.stem, "shape": shape, "tokens": n, "cell": name,
+                            "pattern": pattern, "shape": shape, "tokens": n, "cell": name,
                             "us": median(turn[name][0] for turn in turns),
                             "skipped": turns[0][name][1],
                             "of kv": median(turn[name][0] / turn["kv"][0] for turn in turns),

@@ -29,6 +29,12 @@ bool all_zero(const float* p) {
     return any == 0;
 }
 
+int32_t zeros(const float* p, int64_t n) {
+    int32_t found = 0;
+    for (int64_t i = 0; i < n; ++i) found += p[i] == 0;
+    return found;
+}
+
 }  // namespace
 
 /// Where what is listed lies, row after row.
@@ -159,7 +165,7 @@ void AttentionRun::pass_over(const AttentionJob& job, Span span, float* scratch,
         const PassedOver passed = isa_.pass_over(s, n, (squared ? share * share : share) - *used, squared);
         *used += passed.used;
         used[pairs] = passed.mass;
-        counts.skipped += std::count(s, s + n, 0.0f);
+        counts.skipped += zeros(s, n);
     }
     counts.rows += n * pairs;
 }
@@ -185,18 +191,19 @@ void AttentionRun::list_rows(const AttentionJob& job, Span span, float* scratch)
         for (int64_t first = span.first, end; first < span.end; first = end) {
             end = std::min(span.end, (first / plan_.absorbed_rows + 1) * plan_.absorbed_rows);
             const float* const some = p + first % kStretchRows;
-            const int64_t n = end - first, before = to;
-            for (int64_t i = 0; i < n;) {
-                if (i + kScanned <= n && all_zero(some + i)) {
-                    i += kScanned;
-                    continue;
-                }
-                for (const int64_t next = std::min(n, i + kScanned); i < next; ++i)
-                    if (some[i] != 0) listed.set(to++, first + i, some[i]);
+            const int64_t n = end - first;
+            if (plan_.absorbs && n - zeros(some, n) > kDenseShare * plan_.absorbed_rows) {
+                dense[pair] |= 1 << first % kStretchRows / plan_.absorbed_rows;
+                continue;
             }
-            if (!plan_.absorbs || to - before <= kDenseShare * plan_.absorbed_rows) continue;
-            dense[pair] |= 1 << first % kStretchRows / plan_.absorbed_rows;
-            to = before;
+            for (int64_t i = 0, next; i < n; i = next) {
+                next = std::min(n, i + kScanned);
+                if (next - i == kScanned && all_zero(some + i)) continue;
+                for (; i < next; ++i) {  // without a jump that nobody can foresee
+                    listed.set(to, first + i, some[i]);
+                    to += some[i] != 0;
+                }
+            }
         }
     }
     starts[pairs] = static_cast<int32_t>(to);
