@@ -40,7 +40,7 @@ def access_rows_as_measured(n_threads: int) -> str:
     from slimrt import core
     from slimrt.machine import tuned
 
-    access = f"rows={tuned(['rows'], n_threads)['rows'].best}"
+    access = ",".join(f"{kind}={one.best}" for kind, one in tuned(["float_rows", "rows"], n_threads).items())
     core.set_access(access)
     return access
 

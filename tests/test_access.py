@@ -50,7 +50,8 @@ def test_attention_has_the_same_bits_however_rows_are_accessed(kind, isa, monkey
     for threshold in (0.0, 0.1):
         found = set()
         for access in ("usual", *ACCESSES):
-            monkeypatch.setenv("SLIMRT_ACCESS", f"rows={access}" if access != "usual" else access)
+            rows = f"float_rows={access},rows={access}"
+            monkeypatch.setenv("SLIMRT_ACCESS", rows if access != "usual" else access)
             out, lse, _ = ops.attention(
                 q, keys, values, 4, 2, 2, kind, 1, 1 / 8, 0, isa, 2, sparse_threshold=threshold
             )  # fmt: skip
@@ -60,7 +61,7 @@ def test_attention_has_the_same_bits_however_rows_are_accessed(kind, isa, monkey
 
 def test_an_access_is_said_kind_by_kind(monkeypatch):
     usual = dict(part.split("=") for part in core.access("usual").split(","))
-    assert list(usual) == core.cpu_info()["access_kinds"] == [*TYPES, "rows"]
+    assert list(usual) == core.cpu_info()["access_kinds"] == [*TYPES, "float_rows", "rows"]
     assert core.access("t1:4096") == ",".join(f"{kind}=t1:4096" for kind in usual)
     assert core.access("none:0:several,q8_0=nta:64") == ",".join(
         f"{kind}={'nta:64' if kind == 'q8_0' else 'none:several'}" for kind in usual
@@ -83,7 +84,9 @@ def test_an_access_is_said_kind_by_kind(monkeypatch):
 )
 def test_an_unknown_access_is_refused_with_the_list(text, tiny, monkeypatch):
     for refuse in (core.access, core.set_access):
-        with pytest.raises(ValueError, match=r"there is no access '.*none, t0, t1 or nta.*f32, f16, bf16, .*, rows"):
+        with pytest.raises(
+            ValueError, match=r"there is no access '.*none, t0, t1 or nta.*f32, f16, bf16, .*, float_rows, rows"
+        ):
             refuse(text)
     monkeypatch.setenv("SLIMRT_ACCESS", text)
     with pytest.raises(ValueError, match="there is no access"):
@@ -92,11 +95,11 @@ def test_an_unknown_access_is_refused_with_the_list(text, tiny, monkeypatch):
 
 def test_what_is_measured_is_an_access(monkeypatch):
     for isa in ISAS:
-        for kind in ("q4_k", "f16", "rows"):
+        for kind in ("q4_k", "f16", "float_rows", "rows"):
             found = core.tune(kind, isa, 2, 0.0)
             assert f"{kind}={found['best']}" in core.access(f"{kind}={found['best']}").split(",")
             assert found["gain"] == 1 or found["gain"] > 1.05
-            assert (found["read_share"] > 0) == (kind != "rows")
+            assert (found["read_share"] > 0) == (not kind.endswith("rows"))
             usual = f"{kind}={found['best']}" in core.access("usual").split(",")
             assert usual == (found["gain"] == 1)
     for wrong in ("q2_k", "", "keys"):
@@ -177,10 +180,10 @@ def test_large_models_follow_what_is_measured(kept, monkeypatch):
     assert cache > 1 << 16
     assert machine.follow({"q8_0": cache // 2}, 2) == {} and kept == []
     found = machine.follow({"q8_0": 2 * cache, "f32": 1000, "q2_k": 2 * cache}, 2)
-    assert kept == ["q8_0", "rows"] and found.keys() == {"q8_0"}
+    assert kept == ["q8_0", "float_rows", "rows"] and found.keys() == {"q8_0"}
     assert core.access() == core.access("q8_0=nta:4096")
     monkeypatch.setenv("SLIMRT_ACCESS", "usual")
-    assert machine.follow({"f16": 2 * cache}, 2) == {} and len(kept) == 2
+    assert machine.follow({"f16": 2 * cache}, 2) == {} and len(kept) == 3
     assert core.access() == core.access("usual")
 
 
@@ -261,7 +264,7 @@ def test_doctor_shows_it_and_measures_again(kept, run, monkeypatch):
     assert (code, err) == (0, "") and kept == core.cpu_info()["access_kinds"]
     assert "q8_0 nta:4096 (x1.20, 90% of a read)" in out and str(machine.kept_in(core.cpu_info()["isa"])) in out
     report = json.loads(run("doctor", "-t", 2, "--json")[1])
-    assert report["access"]["f16"].startswith("t0:4096 (x1.00") and len(kept) == 16
+    assert report["access"]["f16"].startswith("t0:4096 (x1.00") and len(kept) == 17
     monkeypatch.setenv("SLIMRT_ACCESS", "t1:64")
     report = json.loads(run("doctor", "--json")[1])
     assert report["access"] == core.access("t1:64") and report["access_from"] == "SLIMRT_ACCESS=t1:64"

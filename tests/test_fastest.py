@@ -112,7 +112,7 @@ def test_rates_are_measured_once(monkeypatch, tmp_path):
 
 
 @pytest.mark.unsanitized
-@pytest.mark.parametrize("said", ["", "rows=nta:64"])
+@pytest.mark.parametrize("said", ["", "float_rows=nta:64,rows=nta:128"])
 def test_rates_are_of_rows_accessed_as_engines_will(said, monkeypatch, tmp_path):
     """As is measured to be fastest, unless the environment says it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -121,12 +121,12 @@ def test_rates_are_of_rows_accessed_as_engines_will(said, monkeypatch, tmp_path)
     seen = set()
 
     def time_attention(*_, **__):
-        seen.add(machine.core.access().split(",")[-1])
+        seen.update(machine.core.access().split(",")[-2:])
         return [1e-6], 0, 0
 
     monkeypatch.setattr(machine.core.ops, "time_attention", time_attention)
     machine.attention_rates([machine.Decoding(4, 4, 32, False, "q8", "q8")], 1)
-    assert seen == {said or "rows=t1:4160"}
+    assert seen == set((said or "float_rows=t1:4160,rows=t1:4160").split(","))
     monkeypatch.setenv("SLIMRT_ACCESS", "")
     assert machine.core.access() == machine.core.access("usual")
 

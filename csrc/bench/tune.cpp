@@ -27,8 +27,8 @@ using cpu::Access;
 using cpu::Hint;
 
 constexpr double kWorthwhile = 1.05;
-constexpr int64_t kCols = 4096;            // of a matrix; of others twice as many
-constexpr int kHeads = 8, kHeadDim = 128;  // of cached rows
+constexpr int64_t kCols = 4096;                             // of a matrix; of others twice as many
+constexpr int kHeads = 8, kCodesDim = 128, kFloatDim = 96;  // of cached rows; of floats between usual widths
 
 double seconds_since(Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();
@@ -162,20 +162,23 @@ class Products final : public Trial {
     std::vector<Buffer> arrays_;
 };
 
-/// Attention of one query of each head over cached rows of q8.
+/// Attention of one query of each head over cached rows, of q8 or f16.
 class CachedRows final : public Trial {
   public:
-    CachedRows(const std::string& isa, int n_threads, bool full)
-        : Trial("rows", isa, n_threads),
+    CachedRows(const std::string& kind, const std::string& isa, int n_threads, bool full)
+        : Trial(kind, isa, n_threads),
           sizes_(n_threads, full),
-          n_(int64_t(sizes_.turn) / (2 * kHeads * kHeadDim) / kBlockTokens * kBlockTokens),
+          type_(kind == "rows" ? DType::Q8 : DType::F16),
+          dim_(kind == "rows" ? kCodesDim : kFloatDim),
+          n_(int64_t(sizes_.turn / head_bytes(type_, dim_).total()) / (2 * kHeads) / kBlockTokens *
+             kBlockTokens),
           turns_(int64_t(sizes_.all / sizes_.turn)),
-          k_(backend_, n_ * turns_, kHeads * kHeadDim, kHeads, DType::Q8),
-          v_(backend_, n_ * turns_, kHeads * kHeadDim, kHeads, DType::Q8),
+          k_(backend_, n_ * turns_, kHeads * dim_, kHeads, type_),
+          v_(backend_, n_ * turns_, kHeads * dim_, kHeads, type_),
           row_(zeros(kBlockTokens)),
           q_(zeros(1)),
           out_(zeros(1)) {
-        for (int64_t i = 0; i < kBlockTokens * kHeads * kHeadDim; ++i)
+        for (int64_t i = 0; i < kBlockTokens * kHeads * dim_; ++i)
             tensor(row_, kBlockTokens).f32()[i] = float(i * 2654435761 % 1000) / 500 - 1;
         std::memcpy(q_.data.get(), row_.data.get(), q_.bytes);
         for (StoredRows* plane : {&k_, &v_}) {
@@ -191,10 +194,10 @@ class CachedRows final : public Trial {
 
   private:
     Buffer zeros(int64_t rows) {
-        return backend_.alloc(MemoryKind::scratch, size_t(rows) * kHeads * kHeadDim * sizeof(float), "rows");
+        return backend_.alloc(MemoryKind::scratch, size_t(rows) * kHeads * dim_ * sizeof(float), "rows");
     }
-    static Tensor tensor(const Buffer& of, int64_t rows) {
-        return Tensor(of.data.get(), DType::F32, rows, kHeads * kHeadDim);
+    Tensor tensor(const Buffer& of, int64_t rows) const {
+        return Tensor(of.data.get(), DType::F32, rows, kHeads * dim_);
     }
     void turn() override {
         at_ = (at_ + 1) % turns_;
@@ -203,24 +206,28 @@ class CachedRows final : public Trial {
                                          .end = n_,
                                          .fresh = false,
                                          .table = k_.table.data() + at_ * n_ / kBlockTokens};
-        const ScoreTerm score{k_.rows, {}, kHeads, kHeadDim, tensor(q_, 1)};
-        const ValueTerm value{v_.rows, {}, kHeads, kHeadDim, tensor(out_, 1)};
+        const ScoreTerm score{k_.rows, {}, kHeads, dim_, tensor(q_, 1)};
+        const ValueTerm value{v_.rows, {}, kHeads, dim_, tensor(out_, 1)};
         backend_.attention({.sequences = {&sequence, 1},
                             .scores = {&score, 1},
                             .values = {&value, 1},
                             .n_heads = kHeads,
-                            .scale = 1 / std::sqrt(float(kHeadDim))});
+                            .scale = 1 / std::sqrt(float(dim_))});
     }
 
     const Sizes sizes_;
+    const DType type_;
+    const int dim_;
     const int64_t n_, turns_;
     int64_t at_ = 0;
     StoredRows k_, v_;
     Buffer row_, q_, out_;
 };
 
+bool is_rows(const std::string& kind) { return kind == "rows" || kind == "float_rows"; }
+
 std::unique_ptr<Trial> trial_of(const std::string& kind, const std::string& isa, int n_threads, bool full) {
-    if (kind == "rows") return std::make_unique<CachedRows>(isa, n_threads, full);
+    if (is_rows(kind)) return std::make_unique<CachedRows>(kind, isa, n_threads, full);
     return std::make_unique<Products>(kind, isa, n_threads, full);
 }
 
@@ -299,7 +306,7 @@ Tuned tune(const std::string& kind, const std::string& isa, int n_threads, doubl
     const bool full = seconds > 0;
     const auto trial = trial_of(kind, isa, n_threads, full);
     const Access usual = trial->usual();
-    const std::vector<Access> all = candidates(usual, kind != "rows");
+    const std::vector<Access> all = candidates(usual, !is_rows(kind));
     trial->time(usual);  // wakes threads
     const auto first = gains(*trial, all, full ? 3 : 1, seconds / 2);
     const auto best = std::ranges::max_element(first, {}, median);

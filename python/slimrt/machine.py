@@ -18,9 +18,10 @@ from slimrt import core
 from slimrt.errors import WontFitError
 from slimrt.plumbing.files import cache_directory, written_beside
 
-_FORMAT = 4  # of the file; raise it when kernels access memory otherwise: what was measured before is measured again
+_FORMAT = 5  # of the file; raise it when kernels access memory otherwise: what was measured before is measured again
 _SECONDS, _SECONDS_OF_ALL = 0.2, 0.6  # of trying, for one kind at most, and for all kinds of a load together
 _ENVIRONMENT = "SLIMRT_ACCESS"
+_ROWS = ("float_rows", "rows")  # kinds of the cache's
 _WORTHWHILE = 1.05
 _TURNS, _REPETITIONS = 3, 3  # of attention
 _FEWEST_ROWS, _MOST_ROWS = 2048, 32768
@@ -28,7 +29,7 @@ _FEWEST_ROWS, _MOST_ROWS = 2048, 32768
 
 @dataclass(frozen=True)
 class Tuned:
-    """The fastest access to memory of one kind (a type of weight, or "rows" of the cache).
+    """The fastest access to memory of one kind (a type of weight; "rows" of the cache, or its "float_rows").
 
     Attributes:
         best: as SLIMRT_ACCESS takes it, "nta:8192:several".
@@ -157,7 +158,7 @@ def attention_rates(kinds: Iterable[Decoding], n_threads: int = 0) -> dict[Decod
     wanted = list(dict.fromkeys(kinds))
     if not all(str(kind) in known for kind in wanted):
         if not os.environ.get(_ENVIRONMENT):
-            _follow(["rows"], n_threads, isa)  # as engines will
+            _follow(_ROWS, n_threads, isa)  # as engines will
         turns = [{str(kind): _per_row(kind, isa, n_threads) for kind in wanted} for _ in range(_TURNS)]
         known = {name: median(turn[name] for turn in turns) for name in turns[0]}
         core.set_access("usual")
@@ -193,7 +194,7 @@ def follow(weights: Mapping[str, int], n_threads: int, *, isa: str = "") -> dict
     if os.environ.get(_ENVIRONMENT) or sum(weights.values()) <= core.cpu_info()["cache_bytes"]:
         return {}
     least = core.cpu_info()["cache_bytes"] // 2
-    kinds = [kind for kind in core.cpu_info()["access_kinds"] if kind == "rows" or weights.get(kind, 0) > least]
+    kinds = [kind for kind in core.cpu_info()["access_kinds"] if kind in _ROWS or weights.get(kind, 0) > least]
     return _follow(kinds, n_threads, isa)
 
 

@@ -52,4 +52,25 @@ template <bool usually_t0 = false>
         for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(p + i, 0, 2);
 }
 
+/// Memory that is called for in steps: once a CPU waits for as many lines as it can (Zen 4: 24) it drops what
+/// else is called for, or waits before it does anything else.
+struct LinesAhead {
+    const char* at = nullptr;
+    int64_t bytes = 0;  // a step; 0: nothing is called for
+    Hint hint = Hint::t0;
+
+    [[gnu::always_inline]] void step() {
+        constexpr int64_t kLine = 64;
+        for (int64_t line = 0; line < bytes; line += kLine) {
+            if (hint == Hint::t1)
+                __builtin_prefetch(at + line, 0, 2);
+            else if (hint == Hint::nta)
+                __builtin_prefetch(at + line, 0, 0);
+            else
+                __builtin_prefetch(at + line, 0, 3);
+        }
+        at += bytes;
+    }
+};
+
 }  // namespace slimrt::cpu

@@ -60,6 +60,7 @@ Access parse_one(std::string_view text) {
 
 Access* AccessPolicy::find(const std::string& kind) {
     if (kind == "rows") return &rows;
+    if (kind == "float_rows") return &float_rows;
     for (const DType type : kTypes)
         if (kind == dtype_info(type).name) return &weights[static_cast<size_t>(type)];
     return nullptr;
@@ -69,7 +70,7 @@ const std::vector<std::string>& access_kinds() {
     static const std::vector<std::string> kinds = [] {
         std::vector<std::string> names;
         for (const DType type : kTypes) names.emplace_back(dtype_info(type).name);
-        names.emplace_back("rows");
+        names.insert(names.end(), {"float_rows", "rows"});
         return names;
     }();
     return kinds;
@@ -82,7 +83,7 @@ AccessPolicy usual_access() {
         policy.weights[static_cast<size_t>(type)] = {Hint::t0, false, 8 << 10};
     for (const DType type : {DType::F32, DType::F16, DType::BF16})
         policy.weights[static_cast<size_t>(type)] = {Hint::t0, false, 4 << 10};
-    policy.rows = usual_access_of_rows();
+    policy.float_rows = policy.rows = usual_access_of_rows();
     return policy;
 }
 

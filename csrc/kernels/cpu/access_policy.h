@@ -13,13 +13,13 @@ namespace slimrt::cpu {
 /// Of products of one token with each type of weight, and of cached rows that are read by their heads.
 struct AccessPolicy {
     std::array<Access, 256> weights;  // by the number of a type
-    Access rows;
+    Access float_rows, rows;          // the latter: of codes, a head's with scales
 
-    /// By the name of a type of weight, or "rows"; nullptr: there is none.
+    /// By the name of a type of weight, "float_rows" or "rows"; nullptr: there is none.
     Access* find(const std::string& kind);
 };
 
-/// Of all kinds: types with a product of their own, then "rows".
+/// Of all kinds: types with a product of their own, then "float_rows" and "rows".
 const std::vector<std::string>& access_kinds();
 
 /// What was best on most machines it was measured on.

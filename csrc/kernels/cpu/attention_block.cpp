@@ -11,18 +11,25 @@ constexpr int64_t kPairs = 64;  // (head, query) pairs whose scores are made bef
 template <int Q, class Rows>
 void score(Queries q, const Rows& rows, int64_t n, float scale, Prefetch& next, float* s) {
     constexpr int R = tile / Q;
-    const auto some_rows = [&](const auto& some, int64_t count, float* out) {
+    const int64_t stride = static_cast<int64_t>(rows.stride);
+    const bool in_steps = calls_in_steps && Q == 1 && !q.packed && q.dim >= lanes;
+    const int64_t of_step = in_steps ? kStreams * stride / (q.dim / lanes) : 0;
+    const auto some_rows = [&](const auto& some, int64_t count, float* out, LinesAhead ahead) {
         if constexpr (has_integer_scores<Rows>) {
             if (q.packed) return integer_dots_tile<Q>(q, some, count, scale, out);
         }
-        dots_tile<Q>(q.floats, q.dim, some, count, q.dim, scale, false, out, kBlockTokens);
+        dots_tile<Q>(q.floats, q.dim, some, count, q.dim, scale, false, out, kBlockTokens, ahead);
     };
     int64_t i = 0;
     for (; i + R <= n; i += R) {
-        next.some(R * static_cast<int64_t>(rows.stride));
-        some_rows(rows.at(i, 0), R, s + i);
+        LinesAhead ahead;
+        if (in_steps)
+            ahead = next.in_steps(R * stride, of_step);
+        else
+            next.some(R * stride);
+        some_rows(rows.at(i, 0), R, s + i, ahead);
     }
-    if (i < n) some_rows(rows_from(rows.row(i), rows.stride), n - i, s + i);
+    if (i < n) some_rows(rows_from(rows.row(i), rows.stride), n - i, s + i, {});
 }
 
 template <class Rows>
@@ -101,7 +108,11 @@ void value_head(Product<Rows> x, int64_t dim, Prefetch& next) {
     const float one = 1;
     for (int64_t left = x.n; left > 0; left -= kRows) {
         x.n = left < kRows ? left : kRows;
-        next.some(x.n * static_cast<int64_t>(x.rows.stride));
+        const int64_t of_row = static_cast<int64_t>(x.rows.stride);
+        if (calls_in_steps && x.n_q == 1 && dim >= kMostVectors * lanes)
+            x.ahead = next.in_steps(x.n * of_row, of_row);
+        else
+            next.some(x.n * of_row);
         x.n_q == 1 ? product<8>(x, 0, dim) : product<tile / 4>(x, 0, dim);
         x.p += kRows;
         x.rows = x.rows.at(kRows, 0);

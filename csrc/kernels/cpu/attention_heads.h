@@ -35,6 +35,16 @@ class Prefetch {
         at_ += whole;
     }
 
+    /// The same, to be called for in steps of so many bytes; what lies elsewhere at once.
+    LinesAhead in_steps(int64_t bytes, int64_t step) {
+        if (hint_ == Hint::none || at_ + bytes > end_) {
+            some(bytes);
+            return {};
+        }
+        at_ += bytes;
+        return {at_ - bytes, step, hint_};
+    }
+
   private:
     static constexpr int64_t kLine = 64;
     Hint hint_;

@@ -56,19 +56,8 @@ inline void find_start(Strip& strip) {
     }
 }
 
-/// What a tile of products calls for, a line or so in each of kCalls steps: of many at once the CPU drops
-/// some.
+/// A tile of products calls for memory in so many steps, a line or so in each.
 constexpr int64_t kCalls = registers == 32 ? 8 : 4;
-struct LinesAhead {
-    const char* at = nullptr;
-    int64_t bytes = 0;  // a step
-
-    void step() {
-        constexpr int64_t kLine = 64;
-        for (int64_t line = 0; line < bytes; line += kLine) __builtin_prefetch(at + line, 0, 3);
-        at += bytes;
-    }
-};
 
 /// A strip's share of the rows that are read after these, which come from memory.
 class RowsAhead {

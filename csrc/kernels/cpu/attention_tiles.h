@@ -1,6 +1,7 @@
 // The inner loops of attention: products of tiles, held in registers. For the units compiled once per ISA.
 #pragma once
 
+#include "kernels/cpu/access.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/simd.h"
 
@@ -39,18 +40,20 @@ inline RowsOf<Stored> rows_from(const Stored* row, size_t stride) {
     return {row, stride};
 }
 
-/// Q queries times R rows, by dot products. Rows beyond the last one (of packed ones there are R) repeat it
-/// and are not written.
-template <int Q, class Rows>
-inline void dots_tile(const float* q, size_t q_stride, Rows rows, int64_t n, int64_t dim, float scale,
-                      bool accumulate, float* out, size_t ld) {
-    constexpr int R = tile / Q;
-    decltype(rows.row(0)) row[R];
+/// Whether products of one query call for memory in steps; for CPUs without vectors of their own code is
+/// small instead.
+constexpr bool calls_in_steps = lanes * registers > 64;
+
+/// Rows that one query is multiplied with side by side: CPUs foresee few streams at once, but fewer sums than
+/// these would wait for one another (two vectors are added at a time to those of less than 512 bits).
+constexpr int kStreams = lanes == 16 ? 4 : 8;
+
+/// acc[m * R + i] = Q queries times R rows, lane by lane.
+template <int Q, int R, class Row>
+[[gnu::always_inline]] inline void dots_side_by_side(const float* q, size_t q_stride, const Row (&row)[R],
+                                                     int64_t dim, LinesAhead& ahead, Vec (&acc)[Q * R]) {
 #pragma GCC unroll 16
-    for (int i = 0; i < R; ++i) row[i] = rows.row(Rows::packed || i < n ? i : n - 1);
-    Vec acc[tile];
-#pragma GCC unroll 16
-    for (int i = 0; i < tile; ++i) acc[i] = splat(0);
+    for (int i = 0; i < Q * R; ++i) acc[i] = splat(0);
     const auto step = [&](int64_t d, auto read) {
         Vec x[Q];
 #pragma GCC unroll 4
@@ -65,7 +68,30 @@ inline void dots_tile(const float* q, size_t q_stride, Rows rows, int64_t n, int
     // The part of a vector comes first, while the sums need not be in registers: it may call memcpy.
     const int64_t whole = dim / lanes * lanes;
     if (whole < dim) step(whole, [left = dim - whole](auto p) { return load_part(p, left); });
-    for (int64_t d = 0; d < whole; d += lanes) step(d, [](auto p) { return load(p); });
+    for (int64_t d = 0; d < whole; d += lanes) {
+        if constexpr (calls_in_steps && Q == 1) ahead.step();
+        step(d, [](auto p) { return load(p); });
+    }
+}
+
+/// Q queries times R rows, by dot products. Rows beyond the last one (of packed ones there are R) repeat it
+/// and are not written. ahead: of one query, a step for each vector of kStreams rows.
+template <int Q, class Rows>
+[[gnu::noinline]] void dots_tile(const float* q, size_t q_stride, Rows rows, int64_t n, int64_t dim,
+                                 float scale, bool accumulate, float* out, size_t ld, LinesAhead ahead = {}) {
+    constexpr int R = tile / Q, streams = Q == 1 ? kStreams : R;
+    Vec acc[tile];
+#pragma GCC unroll 1
+    for (int first = 0; first < R; first += streams) {
+        decltype(rows.row(0)) row[streams];
+#pragma GCC unroll 16
+        for (int i = 0; i < streams; ++i)
+            row[i] = rows.row(Rows::packed || first + i < n ? first + i : n - 1);
+        Vec some[Q * streams];
+        dots_side_by_side<Q, streams>(q, q_stride, row, dim, ahead, some);
+#pragma GCC unroll 16
+        for (int i = 0; i < Q * streams; ++i) acc[first + i] = some[i];
+    }
 
     float dots[tile];
 #pragma GCC unroll 4
@@ -109,7 +135,10 @@ struct Product {
     int64_t n;
     float* out;
     size_t out_stride;
+    LinesAhead ahead = {};  // of one query and kMostVectors or more of a row: a step for each row
 };
+
+constexpr int kMostVectors = 8;  // of a row at once
 
 /// Q queries from m on, V vectors of columns, of which there is one with `left` elements when Part.
 template <int Q, int V, bool Part, class Rows>
@@ -126,7 +155,9 @@ inline void product_tile(const Product<Rows>& x, int64_t m, int64_t column, int6
             acc[k][j] = factor == 0 ? splat(0) : splat(factor) * read(out + k * x.out_stride + j * lanes);
         }
     }
+    LinesAhead ahead = column == 0 ? x.ahead : LinesAhead();
     for (int64_t i = 0; i < x.n; ++i) {
+        if constexpr (calls_in_steps && Q == 1 && V == kMostVectors) ahead.step();
         const auto from = x.rows.row(i) + column;
         Vec row[V];
         if constexpr (loads_groups && !Part) {

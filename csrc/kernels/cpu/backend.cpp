@@ -346,7 +346,8 @@ void CpuBackend::attention(const AttentionArgs& args) {
     const AttentionPlan plan(args, n_threads_);
     float* const floats = reinterpret_cast<float*>(workspace_of(plan.floats * sizeof(float)));
     std::vector<SparseCounts> counts(plan.by_budget || plan.spares ? n_threads_ : 0);
-    const AttentionRun attention(isa_, access_.rows, args, plan, floats, counts.data());
+    const Access access = is_float(args.values[0].stored.dtype) ? access_.float_rows : access_.rows;
+    const AttentionRun attention(isa_, access, args, plan, floats, counts.data());
     const auto unknown = attention.take_unknown_means();
     run(unknown.size(), [&](int64_t i, int thread) { attention.sum_mean(unknown[i], thread); });
     run(plan.items.size(), [&](int64_t item, int thread) { attention.compute(plan.items[item], thread); });
