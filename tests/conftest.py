@@ -35,10 +35,10 @@ TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
 FIXTURES = TESTS.parent.parent / "shared" / "fixtures"
 
-# avx_vnni is avx2 but for products of quantised weights, amx is avx512 but for those of many tokens: they are tested
-# for PRODUCT_ISAS, and by test_kernels_tiles.py.
+# avx_vnni is avx2 but for products of quantised weights, avx512_halves avx512 but for one token's of 16 bits, amx but
+# for those of many tokens: they are tested for PRODUCT_ISAS, and by test_kernels_tiles.py.
 PRODUCT_ISAS = [isa for isa in _core.ops.backends() if not isa.startswith("amx")]
-ISAS = [isa for isa in PRODUCT_ISAS if isa != "avx_vnni"]
+ISAS = [isa for isa in PRODUCT_ISAS if isa not in ("avx_vnni", "avx512_halves")]
 # Why there is no CUDA device; "" if there is one. Operations are tested on each of DEVICES.
 CUDA_MISSING = "" if _core.cuda_devices()[0] else _core.cuda_devices()[1]
 DEVICES = [

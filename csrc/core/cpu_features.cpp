@@ -60,9 +60,16 @@ static bool has_feature(int bit) {
 }
 bool has_avx512_bf16() { return has_feature(5); }
 bool has_avx_vnni() { return has_feature(4); }
+bool executes_512_bits_in_halves() {
+    constexpr unsigned widths = 0x8000001a, of_256 = 1 << 2,
+                       of_512 = 1 << 3;  // AMD64 manual, volume 3, E.4.17
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(widths, &a, &b, &c, &d) && (a & (of_256 | of_512)) == of_256;
+}
 #else
 bool has_avx512_bf16() { return false; }
 bool has_avx_vnni() { return false; }
+bool executes_512_bits_in_halves() { return false; }
 #endif
 
 #if defined(__x86_64__) && defined(__linux__)

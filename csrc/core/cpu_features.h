@@ -22,5 +22,7 @@ bool may_use_amx();
 /// Whether it has AVX-512 for bf16, and VNNI without AVX-512.
 bool has_avx512_bf16();
 bool has_avx_vnni();
+/// Whether it says that its instructions of 512 bits, if it has any, are executed in two halves (Zen 4).
+bool executes_512_bits_in_halves();
 
 }  // namespace slimrt
