@@ -1,7 +1,7 @@
 """Two builds of slimrt beside each other: what a change costs or gains, interleaved in one run.
 
     python benchmarks/builds.py OLD NEW --tests decode@0 decode@4096 prefill@0 --json out.json
-    python benchmarks/builds.py OLD NEW --weights f16 --measured f16 rows
+    python benchmarks/builds.py OLD NEW --weights f16 --measured f16 float_rows rows
     python benchmarks/builds.py OLD NEW --tests "" --whisper whisper-base.gguf --batch 8
 
 OLD and NEW are folders that hold a package `slimrt` (a site-packages, or what `pip install --target` made). Each build
@@ -90,7 +90,8 @@ def work(job: dict[str, Any]) -> None:
 
     threads = job["threads"]
     if kinds := job["measured"]:
-        best = {kind: _core.tune(kind, "", threads, 0.5)["best"] for kind in kinds}
+        known = [kind for kind in kinds if kind in _core.cpu_info()["access_kinds"]]  # an older build has fewer
+        best = {kind: _core.tune(kind, "", threads, 0.5)["best"] for kind in known}
         _core.set_access(",".join(f"{kind}={access}" for kind, access in best.items()))
     turn = whisper(**job["arguments"]) if job["kind"] == "whisper" else decoder(**job["arguments"])
     print("ready", flush=True)
@@ -152,7 +153,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--measured", nargs="*", metavar="KIND", help="what each build accesses as it measures is fastest: f16 rows"
+        "--measured",
+        nargs="*",
+        metavar="KIND",
+        help="what each build accesses as it measures is fastest: f16 float_rows",
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--work", help=argparse.SUPPRESS)
