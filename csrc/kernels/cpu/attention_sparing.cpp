@@ -13,8 +13,8 @@ namespace {
 
 /// From here on a pair reads all of absorbed_rows: rows of a list are laid side by side for one pair
 /// alone (of AVX-512 20 instructions for 4 rows and 64 columns), the others once for all (4, and 1 - 2
-/// loads).
-constexpr double kDenseShare = 0.25;
+/// loads); and they are read anew for each pair, from where the rows of a stretch lie by then.
+constexpr double kDenseShare = 0.2;
 
 /// Rows that are added to a mean at a time, from one end to the other: lines of more, pages apart, would fall
 /// on one set of the first level.
