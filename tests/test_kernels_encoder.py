@@ -87,6 +87,22 @@ def test_whole_rows_of_q8_with_one_scale_serve_all_heads(isa, heads, dim):
 
 
 @pytest.mark.parametrize("isa", DEVICES)
+@pytest.mark.parametrize("dim", [1024, 1088, 1280, 5120])
+def test_products_of_wide_rows_as_large_as_can_be(isa, dim):
+    """Every column of q and of a row is the largest: sums of integers hold that too."""
+    stored, heads = 40, 4
+    signs = RNG.choice([-1.0, 1.0], dim).astype(np.float32)
+    rows = np.tile(signs, (stored + 1, 1))
+    rows[::2] *= 0.5  # all of its codes are as large, of a smaller scale
+    values = RNG.normal(size=rows.shape).astype(np.float32)
+    scores = {"rows": rows, "q": np.tile(signs * 4 / dim, (1, heads)), "type": "q8", "stored_heads": 1, "heads": 1}
+    value = {"rows": values, "type": "f32", "stored_heads": 1, "heads": 1, "dim": dim}
+    (got,) = ops.attention_of_terms([scores | {"dim": dim}], [value], heads, 1, 1.0, 0, isa, 1, None, False)
+    wanted = softmax(rows[:stored].astype(np.float64) @ signs * 4 / dim) @ values[:stored]
+    assert np.abs(got.reshape(heads, dim) - wanted).max() < 1e-3
+
+
+@pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("width, stride, padding", [(3, 1, 1), (3, 2, 1), (7, 3, 0), (1, 1, 0), (5, 2, 4)])
 def test_unfold_is_a_convolution_s_windows(isa, width, stride, padding):
     x = RNG.normal(size=(23, 6)).astype(np.float32)

@@ -177,6 +177,24 @@ def test_squares_bound_how_many_rows_are_read(isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", ["f16", "q8", "q4", "q2"])
+def test_whole_rows_wider_than_a_tile(type_name, isa):
+    """Many rows here and there of one stored head, whose codes of few bits are unpacked a block at a time."""
+    call = Call(17, 17, 128, STRETCH + 200, 1)
+    q, k = call.data(4.0)
+    rows = {"rows": k, "type": type_name, "stored_heads": 1}
+    score, value = rows | {"q": q, "heads": call.kv, "dim": call.dim}, rows | {"heads": 1, "dim": k.shape[1]}
+    got, (met, passed) = ops.attention_of_terms(
+        [score], [value], call.heads, 1, call.dim**-0.5, 0, isa, 2, sparse_delta=1e-3
+    )
+    assert passed > 0 and met - passed > 50 * call.heads
+    known = k.astype(np.float64)
+    known[:-1] = rounded(k[:-1], type_name, 1)
+    p, _ = call.weights(q, known, None)
+    assert np.abs(got.reshape(1, call.heads, -1) - exact(p, known)).max() < 0.02
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kept", [{"sparse_delta": 0.03}, {"sparse_threshold": 0.05}])
 def test_a_residual_is_passed_over_with_its_rows(kept, isa):
     """Both planes of a row are read or neither, and both means stand for what was not."""

@@ -213,8 +213,10 @@ void pack_some(const float* x, float factor, Digit* high, Digit* low, PackedQuer
         }
         for (int i = 0; i < 16; ++i) {
             const float four = codes[4 * i] + codes[4 * i + 1] + codes[4 * i + 2] + codes[4 * i + 3];
-            packed->start[i] -= 128 * static_cast<int32_t>(four);
-            packed->total -= 128 * static_cast<int32_t>(four);
+            const auto raised =
+                128 * static_cast<uint32_t>(static_cast<int32_t>(four));  // modulo 2^32, as sums are
+            packed->start[i] = static_cast<int32_t>(static_cast<uint32_t>(packed->start[i]) - raised);
+            packed->total = static_cast<int32_t>(static_cast<uint32_t>(packed->total) - raised);
         }
     }
 }
@@ -222,15 +224,18 @@ void pack_some(const float* x, float factor, Digit* high, Digit* low, PackedQuer
 }  // namespace
 
 void pack_query(const float* q, int64_t dim, void* to) {
-    constexpr float kMaxCode = 127 * 128;
+    // So much that no lane's sum of products with codes overflows, where all columns are as large as can be.
+    const int64_t of_lane = dim <= kMaxTransposedDim ? dim : (dim + kCodes - 1) / kCodes * 4;
+    const int64_t room = 0x7fffffff / (127 * of_lane);
+    const auto max_code = static_cast<float>(room < 127 * 128 ? room : 127 * 128);
     PackedQuery* const packed = static_cast<PackedQuery*>(to);
     int8_t* high = reinterpret_cast<int8_t*>(packed + 1);
     int8_t* low = high + packed_digits(dim);
     const float top = largest(q, dim);
     // Sizes beyond these are no numbers to multiply with.
     const bool usable = top >= 0x1p-100f && top <= 0x1p100f;
-    const float shrink = usable ? kMaxCode / top : 0;
-    packed->scale = usable || top == 0 ? top / kMaxCode : top < 1 ? 0 : __builtin_nanf("");
+    const float shrink = usable ? max_code / top : 0;
+    packed->scale = usable || top == 0 ? top / max_code : top < 1 ? 0 : __builtin_nanf("");
     memset(packed->start, 0, sizeof packed->start);
     packed->total = 0;
     for (int64_t d = 0; d < dim; d += 64, high += 64, low += 64) {

@@ -276,7 +276,7 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
     if (packs_queries)
         scratch.packed_q = take(pairs * packed_query_bytes(args.scores[0].dim) / sizeof(float));
     scratch.scores = take(pairs * tile);
-    scratch.rows = take(std::max<int64_t>(tile, by_block ? kBlockTokens : 0) * row_stride(width));
+    scratch.rows = take(std::max<int64_t>(tile, by_block || spares ? kBlockTokens : 0) * row_stride(width));
     if (by_block && args.scores[0].rope)
         scratch.turns = take(kBlockTokens * size_t(args.scores[0].rope.n_rot));
     if (by_block && args.relative_bias) scratch.bias = take(size_t(args.n_heads) * kBiasStride);

@@ -40,8 +40,9 @@ struct BlockRows {
 };
 
 /// A query as attend_block() may want it beside the floats, for rows of Q8: q = scale * (128 high + low),
-/// rounded to about 15 bits, so that q's own rounding does not matter beside that of the rows. The digits
-/// follow: high, then low, each packed_digits(dim) bytes.
+/// rounded to about 15 bits (a little less of rows so wide that sums would overflow), so that q's own
+/// rounding does not matter beside that of the rows. The digits follow: high, then low, each
+/// packed_digits(dim) bytes.
 struct PackedQuery {
     float scale;
     int32_t total, unused[14];  // of start
