@@ -38,10 +38,16 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
             r = product_of_few<Weight>(w, w_stride, n_rows, x, x_stride, n_tokens, k, out, out_stride);
     }
     if (n_tokens > 1) access = some_tokens;
-    if (access.several && !takes_two_apart<Weight, TwoApart>)
-        r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
-                                              out_stride, access);
-    product_by_rows<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride, access);
+    if constexpr (takes_two_apart<Weight, TwoApart>) {
+        for (int64_t t = 0; t < n_tokens; ++t)
+            two_apart_product<Weight, TwoApart>(w + r * w_stride, w_stride, n_rows - r, x + t * x_stride, k,
+                                                out + t * out_stride + r, access);
+    } else {
+        if (access.several)
+            r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
+                                                  out_stride, access);
+        product_by_rows<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride, access);
+    }
 }
 
 template <class Weight, class Ops = ByElement>

@@ -186,44 +186,45 @@ template <class Weight, int R, int T>
     }
 }
 
-/// A row times a token by groups two apart: codes cost an instruction or two for 64, and Two::blocks share
+/// Rows times a token by groups two apart: codes cost an instruction or two for 64, and Two::blocks share
 /// what unpacks their scales. As they follow one another, memory is read as one stream; each has a sum of its
 /// own, so that none waits for another.
 template <class Weight, class Two>
-[[gnu::noinline]] static void two_apart_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t,
-                                                int64_t k, float* out, size_t, Access access) {
+[[gnu::noinline]] static void two_apart_product(const uint8_t* w, size_t w_stride, int64_t n_rows,
+                                                const uint8_t* x, int64_t k, float* out, Access access) {
     using Block = typename Weight::Block;
     constexpr int n = Two::blocks, bytes = sizeof(Block);
-    const Calls<1> calls(w, w_stride, access);
     const Activations token(x, k);
-    Acc acc[n] = {};
-    const auto plus = [&](Acc all, int64_t u, Scales scales) {
-        call_for<true>(calls.at(u * bytes), bytes, access.hint);
-        scales = scales * Weight::template of_two<Two>(scales_of_unit<Weight>(token, u));
-        all = add_last_eight(all, scales);
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half) {
-            Codes of_row[2], of_token[2];
-            Weight::template two_apart<Two>(reinterpret_cast<const Block*>(w + u * bytes), half, of_row);
-            Two::load(token.codes + u * Weight::unit + 128 * half, of_token);
-#pragma GCC unroll 2
-            for (int i = 0; i < 2; ++i) {
-                all = fma(Two::dots(of_row[i], of_token[i]), Two::spread(scales, 4 * half + i), all);
-            }
-        }
-        return all;
-    };
     const int64_t units = k / Weight::unit;
-    int64_t u = 0;
-    for (; u + n <= units; u += n) {
-        Scales scales[n];
-        Two::eight_scales(w + u * bytes, bytes, scales);
+    for (int64_t r = 0; r < n_rows; ++r, w += w_stride) {
+        const Calls<1> calls(w, w_stride, access);
+        Acc acc[n] = {};
+        const auto plus = [&](Acc all, int64_t u, Scales scales) {
+            call_for<true>(calls.at(u * bytes), bytes, access.hint);
+            scales = scales * Weight::template of_two<Two>(scales_of_unit<Weight>(token, u));
+            all = add_last_eight(all, scales);
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half) {
+                Codes of_row[2], of_token[2];
+                Weight::template two_apart<Two>(reinterpret_cast<const Block*>(w + u * bytes), half, of_row);
+                Two::load(token.codes + u * Weight::unit + 128 * half, of_token);
+#pragma GCC unroll 2
+                for (int i = 0; i < 2; ++i)
+                    all = fma(Two::dots(of_row[i], of_token[i]), Two::spread(scales, 4 * half + i), all);
+            }
+            return all;
+        };
+        int64_t u = 0;
+        for (; u + n <= units; u += n) {
+            Scales scales[n];
+            Two::eight_scales(w + u * bytes, bytes, scales);
 #pragma GCC unroll 4
-        for (int b = 0; b < n; ++b) acc[b] = plus(acc[b], u + b, scales[b]);
+            for (int b = 0; b < n; ++b) acc[b] = plus(acc[b], u + b, scales[b]);
+        }
+        for (; u < units; ++u)
+            acc[0] = plus(acc[0], u, Weight::scales(reinterpret_cast<const Block*>(w + u * bytes)));
+        out[r] = sum((acc[0] + acc[1]) + (acc[2] + acc[3]));
     }
-    for (; u < units; ++u)
-        acc[0] = plus(acc[0], u, Weight::scales(reinterpret_cast<const Block*>(w + u * bytes)));
-    *out = sum((acc[0] + acc[1]) + (acc[2] + acc[3]));
 }
 
 template <class Weight, class Two>
@@ -242,13 +243,7 @@ static int64_t product_by_rows(const uint8_t* w, size_t w_stride, int64_t first,
                                const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,
                                size_t out_stride, Access access) {
     constexpr int max_tile = large<Weight> ? 2 : 1;
-    static constexpr RowProduct of_one = [] {
-        if constexpr (takes_two_apart<Weight, TwoApart>)
-            return two_apart_product<Weight, TwoApart>;
-        else
-            return row_product<Weight, R, 1>;
-    }();
-    static constexpr RowProduct tiles[] = {of_one, max_tile == 1 ? of_one : row_product<Weight, R, max_tile>};
+    static constexpr RowProduct tiles[] = {row_product<Weight, R, 1>, row_product<Weight, R, max_tile>};
     const int64_t n_tiles = (n_tokens + max_tile - 1) / max_tile;
     int64_t r = first;
     for (; r + R <= n_rows; r += R) {
