@@ -36,6 +36,12 @@
 // - with_fifth(c, d, group): bits `group` and group + 2 of d's halves above nibbles.
 // - eight_scales(p, stride, to): of all blocks; spread(s, group): those of `group` and group + 2.
 //
+// FourGroups, if there is one: 128 codes of four groups, whose first halves are multiplied at once and then
+// their last ones.
+// - nibbles(p, stride): 16 bytes of each group, as many bytes apart, low ones being its first half's;
+// low(c), high(c); load(p, to): of 128 codes the first halves, then the last.
+// - halves_apart(p, stride), powers_apart(p, stride): four scales. Those of activations: load_scales(p).
+//
 // PanelCodes: 4 codes in each of `lanes` lanes; PanelSums: a sum in each. See linear_panel.h.
 // - load_panel(p); splat_four(p): the same 4 codes in all; start_all(p): the same integer; dot<wide>; to_vec.
 // - panel_vectors: of a register tile. few_in_registers: whether there are registers for linear_few.h.
@@ -109,6 +115,7 @@ struct RowsAt {
 };
 
 struct TwoApart;
+struct FourGroups;
 
 }  // namespace slimrt::cpu::SLIMRT_ISA
 

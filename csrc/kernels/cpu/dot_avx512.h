@@ -179,6 +179,40 @@ struct TwoApart {
     }
 };
 
+struct FourGroups {
+    static Codes nibbles(const uint8_t* p, size_t stride) {
+        const auto part = [&](size_t i) {
+            return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * stride));
+        };
+        const __m512i two = _mm512_inserti32x4(_mm512_castsi128_si512(part(0)), part(1), 1);
+        return _mm512_inserti32x4(_mm512_inserti32x4(two, part(2), 2), part(3), 3);
+    }
+    static Codes low(Codes c) { return TwoApart::low(c); }
+    static Codes high(Codes c) { return TwoApart::high(c); }
+    static void load(const void* p, Codes (&to)[2]) {
+        const Codes a = load_codes(p), b = TwoApart::load_once(static_cast<const uint8_t*>(p) + 64);
+        to[0] = _mm512_shuffle_i32x4(a, b, 0x88);
+        to[1] = _mm512_shuffle_i32x4(a, b, 0xdd);
+    }
+    static Scales load_scales(const void* p) { return of_four(_mm_loadu_ps(static_cast<const float*>(p))); }
+    static Scales halves_apart(const uint8_t* p, size_t stride) {
+        const auto bits = [&](size_t i) {
+            uint16_t half;
+            memcpy(&half, p + i * stride, sizeof half);
+            return static_cast<uint64_t>(half) << 16 * i;
+        };
+        const uint64_t all = (bits(0) | bits(1)) | (bits(2) | bits(3));
+        return of_four(_mm_cvtph_ps(_mm_cvtsi64_si128(static_cast<int64_t>(all))));
+    }
+    static Scales powers_apart(const uint8_t* p, size_t stride) {
+        const auto bits = [&](size_t i) { return static_cast<int>(powers.bits[p[i * stride]]); };
+        return of_four(_mm_castsi128_ps(_mm_setr_epi32(bits(0), bits(1), bits(2), bits(3))));
+    }
+
+  private:
+    static Scales of_four(__m128 four) { return {_mm512_zextps128_ps512(four)}; }
+};
+
 using PanelCodes = __m512i;
 using PanelSums = __m512i;
 struct PanelPairs : NoPairs {};

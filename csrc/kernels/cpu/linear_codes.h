@@ -38,10 +38,15 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
             r = product_of_few<Weight>(w, w_stride, n_rows, x, x_stride, n_tokens, k, out, out_stride);
     }
     if (n_tokens > 1) access = some_tokens;
-    if constexpr (takes_two_apart<Weight, TwoApart>) {
+    const auto by_token = [&](auto* product) {
         for (int64_t t = 0; t < n_tokens; ++t)
-            two_apart_product<Weight, TwoApart>(w + r * w_stride, w_stride, n_rows - r, x + t * x_stride, k,
-                                                out + t * out_stride + r, access);
+            product(w + r * w_stride, w_stride, n_rows - r, x + t * x_stride, k, out + t * out_stride + r,
+                    access);
+    };
+    if constexpr (takes_two_apart<Weight, TwoApart>) {
+        by_token(two_apart_product<Weight, TwoApart>);
+    } else if constexpr (takes_four_groups<Weight, FourGroups>) {
+        by_token(four_groups_product<Weight, FourGroups>);
     } else {
         if (access.several)
             r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,

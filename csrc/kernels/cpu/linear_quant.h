@@ -7,13 +7,14 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// A packed row of k activations, zeros to a multiple of a unit of blocks: the codes; a scale (f32) for each
+/// A packed row of k activations, zeros to a multiple of `whole`: the codes; a scale (f32) for each
 /// 32; and for each of the weight's groups minus the sum of its codes, times the offset (from first_sum on)
 /// as int32 or, where there are minima, times the scale as f32.
 struct Activations {
     const uint8_t *codes, *scales, *sums;
 
-    static int64_t padded(int64_t k) { return (k + 32 * unit_blocks - 1) & -(32 * unit_blocks); }
+    static constexpr int64_t whole = 128;  // a multiple of any unit of blocks of 32
+    static int64_t padded(int64_t k) { return (k + whole - 1) & -whole; }
     Activations(const uint8_t* row, int64_t k)
         : codes(row), scales(row + padded(k)), sums(row + padded(k) + padded(k) / 8) {}
     /// A row that many bytes further.
@@ -226,6 +227,51 @@ template <class Weight, class Two>
         out[r] = sum((acc[0] + acc[1]) + (acc[2] + acc[3]));
     }
 }
+
+/// Rows times a token by blocks of 32, four at once: their codes are halves of nibbles, whose products have
+/// one sum.
+template <class Weight, class Four>
+[[gnu::noinline]] static void four_groups_product(const uint8_t* w, size_t w_stride, int64_t n_rows,
+                                                  const uint8_t* x, int64_t k, float* out, Access access) {
+    using Block = typename Weight::Block;
+    constexpr int64_t n = 4, elements = n * Weight::block, bytes = n * sizeof(Block);
+    const Activations token(x, k);
+    for (int64_t r = 0; r < n_rows; ++r, w += w_stride) {
+        const Calls<1> calls(w, w_stride, access);
+        Acc acc = {};
+        const auto add = [&](const Block* blocks, int64_t u) {
+            const Codes both = Four::nibbles(blocks->codes, sizeof(Block));
+            const Codes of_row[] = {Weight::of_nibbles(Four::low(both)),
+                                    Weight::of_nibbles(Four::high(both))};
+            Codes of_token[2];
+            Four::load(token.codes + u * elements, of_token);
+            auto sums = start_quarters(token.sums + u * n * sizeof(int32_t));
+            for (int half = 0; half < 2; ++half)
+                sums = dot<Weight::is_wide>(sums, of_row[half], of_token[half]);
+            const Scales scales = Four::load_scales(token.scales + u * n * sizeof(float));
+            acc = fma(to_acc(sums), spread_quarters(scales * Weight::template four_scales<Four>(blocks), 0),
+                      acc);
+        };
+        const auto* const blocks = reinterpret_cast<const Block*>(w);
+        const int64_t whole = k / elements;
+        for (int64_t u = 0; u < whole; ++u) {
+            call_for<true>(calls.at(static_cast<size_t>(u * bytes)), bytes, access.hint);
+            add(blocks + u * n, u);
+        }
+        if (const int64_t left = (k - whole * elements) / Weight::block; left > 0) {
+            Block last[n] = {};
+            for (int64_t i = 0; i < left; ++i) last[i] = blocks[whole * n + i];
+            add(last, whole);
+        }
+        out[r] = sum(acc);
+    }
+}
+
+template <class Weight, class Four>
+constexpr bool takes_four_groups = requires(typename Weight::Block* b) {
+    sizeof(Four);
+    Weight::template four_scales<Four>(b);
+};
 
 template <class Weight, class Two>
 constexpr bool takes_two_apart = requires {

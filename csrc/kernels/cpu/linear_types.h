@@ -25,6 +25,11 @@ struct WeightQ4_0 {
     static constexpr int max_code = 15;
     static Codes codes(const Block* b, int j) { return load_nibbles(b[2 * j].codes, b[2 * j + 1].codes); }
     static Scales scales(const Block* b) { return blocks_apart(&b->d, sizeof *b); }
+    static Codes of_nibbles(Codes c) { return c; }
+    template <class Four>
+    static Scales four_scales(const Block* b) {
+        return Four::halves_apart(reinterpret_cast<const uint8_t*>(&b->d), sizeof *b);
+    }
 };
 
 struct WeightQ4_K {
@@ -91,6 +96,11 @@ struct WeightIQ4_NL {
         return look_up(table(), load_nibbles(b[2 * j].codes, b[2 * j + 1].codes));
     }
     static Scales scales(const Block* b) { return blocks_apart(&b->d, sizeof *b); }
+    static Codes of_nibbles(Codes c) { return look_up(table(), c); }
+    template <class Four>
+    static Scales four_scales(const Block* b) {
+        return Four::halves_apart(reinterpret_cast<const uint8_t*>(&b->d), sizeof *b);
+    }
 };
 
 struct WeightIQ4_XS {
@@ -113,6 +123,11 @@ struct WeightMXFP4 {
         return look_up(table(), load_nibbles(b[2 * j].codes, b[2 * j + 1].codes));
     }
     static Scales scales(const Block* b) { return powers_apart(&b->exponent, sizeof *b); }
+    static Codes of_nibbles(Codes c) { return look_up(table(), c); }
+    template <class Four>
+    static Scales four_scales(const Block* b) {
+        return Four::powers_apart(&b->exponent, sizeof *b);
+    }
 };
 
 /// Small numbers, raised by the largest, are codes below 64; what is taken away again afterwards is then no
