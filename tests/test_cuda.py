@@ -276,6 +276,29 @@ def test_wide_heads(arch, mode, dtype, tmp_path):
 
 
 @needs_device
+def test_aged_rows_that_rotate_from_another_position(tmp_path):
+    """Sinks lie apart from the rows that age: where these begin their positions do not."""
+    shape = Shape(d=128, n_layers=1, n_heads=2, n_ctx=256, d_ff=96, n_vocab=120, arch="qwen3")
+    path = write_random(tmp_path / "aged.gguf", shape, {})
+    ids = np.random.default_rng(2).integers(3, 100, 126)
+    on_cpu, on_device = (
+        decode(open_engine(path, "lowrank", "q4", n_ctx=256, device=d), ids, 120)[120:] for d in ("cpu", "cuda")
+    )
+    assert relative(on_device, on_cpu) < 0.05  # rows that round to another code; rotated wrongly it is 1
+
+
+@needs_device
+def test_inputs_that_layers_share_are_kept_as_kernels_keep_them(tmp_path):
+    """A step of one token is recorded from the second time on: nothing in it may come from the host."""
+    none = {f"blk.1.attn_{name}": None for name in ("k.weight", "v.weight", "k.bias", "v.bias")}
+    shape = Shape(d=64, n_layers=2, n_heads=4, n_ctx=64, n_vocab=120, arch="gpt2")
+    path = write_random(tmp_path / "shared.gguf", shape, {"slimrt.cache.owners": [0, 0]}, none)
+    ids = np.random.default_rng(2).integers(3, 100, 20)
+    on_cpu, on_device = (decode(open_engine(path, "x", "f16", device=d), ids, 14) for d in ("cpu", "cuda"))
+    assert relative(on_device, on_cpu) < 1e-2
+
+
+@needs_device
 @pytest.mark.parametrize("n_batch", [pytest.param(1, marks=slow), 7, 16])
 @pytest.mark.parametrize(("name", "mode"), [("llama_mha", "kv"), ("llama_mha", "k"), ("gpt2_tanh", "x")])
 def test_prompts_in_chunks(name, mode, n_batch, convert):
@@ -393,6 +416,23 @@ def test_encoders_and_their_decoders(name, cross, seq2seq, convert):
         results.append((states, decode_seq2seq(engine, sequence, tokens(name)[: N_PROMPT + 4])))
     for on_cpu, on_device in zip(*results, strict=True):
         assert relative(on_device, on_cpu) < FLOAT32
+
+
+@needs_device
+@pytest.mark.parametrize("name", ["t5", "whisper"])
+def test_prompts_of_several_texts_over_their_encoders_rows(name, seq2seq, convert):
+    """More tokens in a step than a part takes: one of the texts is cut, and those after it see their own rows."""
+    path, random, rows = convert(seq2seq(name)), np.random.default_rng(3), source(name)
+    sources = [random.permutation(rows) for _ in range(3)]
+    prompts = [random.integers(4, 90, 10).astype(np.int32) for _ in range(3)]
+    results = []
+    for device in ("cpu", "cuda"):
+        engine = _core.Engine(str(path), n_ctx=40, n_seqs=3, cross="e", cross_type="f16", cache="kv",
+                              cache_type_k="f32", cache_type_v="f32", device=device)  # fmt: skip
+        sequences = [engine.new_sequence() for _ in prompts]
+        engine.encode(list(zip(sequences, sources, strict=True)))
+        results.append(engine.append(list(zip(sequences, prompts, strict=True)), all_logits=True))
+    assert relative(results[1], results[0]) < 5e-3
 
 
 @needs_device

@@ -35,19 +35,24 @@ std::vector<StepPart> parts_of_step(const AttnInput& in) {
     return parts;
 }
 
-/// Over an encoder's rows a sequence's queries do not see each other: a few at a time.
+/// Over an encoder's rows a sequence's queries do not see each other: a few at a time. Where one is cut,
+/// those of its part are not what was uploaded.
 std::vector<StepPart> parts_over_encoder_states(const AttnInput& in, int64_t n_tokens) {
     std::vector<StepPart> parts;
     for (int64_t first = 0; first < n_tokens; first += in.config.head_dim) {
         StepPart part{true, first, std::min<int64_t>(in.config.head_dim, n_tokens - first), 0, {}};
+        bool cut = false;
         for (AttentionSequence s : in.sequences) {
             const int64_t begin = std::max<int64_t>(s.query, first);
             const int64_t end = std::min<int64_t>(s.query + s.n_queries, first + part.n);
             if (begin >= end) continue;
+            cut |= end - begin < s.n_queries;
             s.query = int(begin - first);
             s.n_queries = int(end - begin);
             part.sequences.push_back(s);
         }
+        for (AttentionSequence& s : part.sequences)
+            if (cut) s.uploaded = -1;
         parts.push_back(std::move(part));
     }
     return parts;

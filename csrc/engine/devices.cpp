@@ -29,6 +29,9 @@ std::optional<int> cuda_number(std::string_view device) {
 /// The devices of a list and their numbers of layers, -1 where there is none.
 std::vector<DeviceLayers> read_list(std::string_view list) {
     std::vector<DeviceLayers> all;
+    const auto same = [](const std::string& a, const std::string& b) {
+        return a == b || (cuda_number(a) && cuda_number(a) == cuda_number(b));  // "cuda" is "cuda:0"
+    };
     for (size_t comma = 0; comma != list.npos; list.remove_prefix(comma == list.npos ? 0 : comma + 1)) {
         const std::string_view one = list.substr(0, comma = list.find(','));
         const size_t equals = one.find('=');
@@ -41,7 +44,7 @@ std::vector<DeviceLayers> read_list(std::string_view list) {
         }
         const std::string name(one.substr(0, equals));
         for (const DeviceLayers& other : all)
-            if (other.device == name) fail(ErrorCode::argument, "device '", name, "' is named twice");
+            if (same(other.device, name)) fail(ErrorCode::argument, "device '", name, "' is named twice");
         all.push_back({name, layers});
     }
     return all;

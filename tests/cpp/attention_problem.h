@@ -37,6 +37,8 @@ struct Case {
     bool channels = false;  // of K have scales, for the rows of a block
     bool lse = true;
     int processors = 132;  // few: the rows are in one part
+    int origin = 0;        // where the positions of the stored rows begin
+    float v_size = 1;
 };
 
 inline Floats random_floats(size_t n, float size, unsigned seed) {
@@ -46,6 +48,8 @@ inline Floats random_floats(size_t n, float size, unsigned seed) {
     for (float& x : out) x = size * normal(random);
     return out;
 }
+
+constexpr unsigned kSeedOfV = 2;
 
 /// A plane of all sequences' rows, and the rows as they read back.
 struct Plane {
@@ -66,11 +70,12 @@ struct Plane {
         if (c.dense) rows = {base, type, width, 1, block / kBlock, 0, 0, 0};
         int n_fresh = 0;
         for (const int n : c.queries) n_fresh += n;
-        fresh = random_floats(size_t(n_fresh) * width, c.fresh_size, seed);
+        const float size = seed == kSeedOfV ? c.v_size : 1;
+        fresh = random_floats(size_t(n_fresh) * width, size * c.fresh_size, seed);
         int first = 0;
         for (size_t s = 0; s < c.stored.size(); ++s) {
             const int n = c.stored[s], whole = channels ? (n + kBlock - 1) / kBlock * kBlock : n;
-            Floats from = random_floats(size_t(whole) * width, 1, seed + 100 + unsigned(s));
+            Floats from = random_floats(size_t(whole) * width, size, seed + 100 + unsigned(s));
             std::vector<int32_t> slots;
             for (int i = 0; i < whole; ++i)
                 slots.push_back(c.dense ? i : tables[s][i / kBlock] * kBlock + i % kBlock);
@@ -161,8 +166,8 @@ struct Problem {
         const auto stored_heads = [&](int n) { return c.whole || c.dense ? 1 : n; };
         Plane& k = planes.emplace_back(backend, c, tables, n_blocks, c.kv * c.dk, stored_heads(c.kv), c.k, 1,
                                        c.channels);
-        Plane& v =
-            planes.emplace_back(backend, c, tables, n_blocks, v_heads * c.dv, stored_heads(v_heads), c.v, 2);
+        Plane& v = planes.emplace_back(backend, c, tables, n_blocks, v_heads * c.dv, stored_heads(v_heads),
+                                       c.v, kSeedOfV);
         keep.push_back(random_floats(size_t(n) * c.heads * c.dk, c.loud, 3));
         ScoreTerm s{.stored = k.rows,
                     .fresh = k.fresh_rows(),
@@ -180,7 +185,8 @@ struct Problem {
             Floats table;
             for (int p = 0; p < most; ++p)
                 for (int i = 0; i < c.n_rot / 2; ++i) {
-                    const float angle = float(p) * std::pow(50.0f, -2.0f * float(i) / float(c.n_rot));
+                    const float angle =
+                        float(p + c.origin) * std::pow(50.0f, -2.0f * float(i) / float(c.n_rot));
                     table.push_back(1.1f * std::cos(angle)), table.push_back(1.1f * std::sin(angle));
                 }
             keep.push_back(table);

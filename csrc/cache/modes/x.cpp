@@ -68,7 +68,7 @@ class X : public AbsorbingMode {
     Written write_rows(Backend& backend, const WriteInput& in) const override {
         if (!in.shared) return {.planes = {in.x}};
         const Tensor kept = in.scratch.f32(in.x.rows, in.x.cols);
-        backend.upload(kept, in.x.data, kept.bytes());
+        copy_rows(backend, in.x, kept);
         return {.planes = {kept}};
     }
 

@@ -177,7 +177,7 @@ __device__ inline void write8(const Tile& to, int row, int column, bool wanted, 
     for (int step = lanes / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
     const float unit = unit_below(most), shrink = inverse_of_unit(unit);
     if (!wanted) return;
-    if (column == 0) to.unit(row) = unit;
+    if (column == 0) to.unit(row) = most == 0 ? 0 : unit;  // the largest of a tile's is what counts
     uint32_t words[4], rest[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -279,8 +279,8 @@ __device__ inline void copy_dense(const HeadSource& from, int64_t first, int n, 
 /// threads.
 template <bool exact>
 __device__ inline void copy_tile(const HeadSource& from, int64_t first, int n, const Tile& to) {
-    // Of no packed row; what zeros are multiplied with is a number too.
-    if (const int row = threadIdx.x; row < to.rows && (row >= n || !from.packed)) to.unit(row) = 1;
+    // Of no packed row; rows that are not there do not count among a tile's units.
+    if (const int row = threadIdx.x; row < to.rows && (row >= n || !from.packed)) to.unit(row) = row < n;
     if (!exact && from.rows.paged)
         copy_paged(from, first, n, to);
     else

@@ -16,7 +16,8 @@ struct Turns {
     static int bytes(int dim) { return kBlockRows * dim / 2 * 4; }
 };
 
-/// Turns::within, by all threads: R(i), of a table that has a factor in it, as its first row shows.
+/// Turns::within, by all threads: R(i), what a row of the table turns by beside its first one. There may be a
+/// factor in the table, and it may begin anywhere.
 __device__ inline void place_turns(const FloatRows& table, Reading reading, int half, uint2* to) {
     const int pairs = half / 2;
     for (int at = threadIdx.x; at < kBlockRows * pairs; at += blockDim.x) {
@@ -24,8 +25,10 @@ __device__ inline void place_turns(const FloatRows& table, Reading reading, int 
         float cos[2], sin[2];
         for (int i = 0; i < 2; ++i) {
             const int column = unit_column(reading, at % pairs / 4, at % 4, i);
-            cos[i] = turn[2 * column] / one[2 * column];
-            sin[i] = turn[2 * column + 1] / one[2 * column];
+            const float c = turn[2 * column], s = turn[2 * column + 1];
+            const float c0 = one[2 * column], s0 = one[2 * column + 1], size = c0 * c0 + s0 * s0;
+            cos[i] = (c * c0 + s * s0) / size;
+            sin[i] = (s * c0 - c * s0) / size;
         }
         to[at] = make_uint2(pair_f16(cos[0], cos[1]), pair_f16(sin[0], sin[1]));
     }

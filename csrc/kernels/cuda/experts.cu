@@ -132,18 +132,23 @@ __global__ void route_kernel(Router router, const unsigned char* scores, size_t 
     for (int j = lane; j < taken; j += kWarp) shares[token * taken + j] *= factor;
 }
 
+constexpr int64_t kMostRows = 65535;  // of a grid
+
 /// out[i] = sum over j of shares[i][j] * scale * rows[i * taken + j]; scales: of each expert, or none.
 __global__ void combine_kernel(const float* rows, const int32_t* ids, const float* shares,
-                               const float* scales, int taken, int width, unsigned char* out, size_t stride) {
-    const int token = blockIdx.y, column = blockIdx.x * kThreads + threadIdx.x;
+                               const float* scales, int taken, int width, unsigned char* out, size_t stride,
+                               int tokens) {
+    const int column = blockIdx.x * kThreads + threadIdx.x;
     if (column >= width) return;
-    float sum = 0;
-    for (int j = 0; j < taken; ++j) {
-        const int64_t pair = int64_t(token) * taken + j;
-        const float share = scales ? shares[pair] * scales[ids[pair]] : shares[pair];
-        sum = fmaf(share, rows[pair * width + column], sum);
+    for (int token = blockIdx.y; token < tokens; token += gridDim.y) {
+        float sum = 0;
+        for (int j = 0; j < taken; ++j) {
+            const int64_t pair = int64_t(token) * taken + j;
+            const float share = scales ? shares[pair] * scales[ids[pair]] : shares[pair];
+            sum = fmaf(share, rows[pair * width + column], sum);
+        }
+        reinterpret_cast<float*>(out + token * stride)[column] = sum;
     }
-    reinterpret_cast<float*>(out + token * stride)[column] = sum;
 }
 
 /// Pairs, expert by expert (among those of one as threads come: no sum depends on it), and tiles of them. One
@@ -234,10 +239,11 @@ void experts(const Device& device, Activation kind, const Experts& e, Tensor x, 
     linear_experts(device, x, int(ids.cols), ids, e.step(), first, parts.n_tiles ? &ordered : nullptr);
     gate(device, kind, gates, ups);
     linear_experts(device, gates, 1, ids, x.cols, second, parts.n_tiles ? &ordered : nullptr);
-    const Shape shape{.grid = dim3(blocks_of(x.cols, kThreads), unsigned(x.rows)), .block = dim3(kThreads)};
+    const auto rows = unsigned(std::min<int64_t>(x.rows, kMostRows));
+    const Shape shape{.grid = dim3(blocks_of(x.cols, kThreads), rows), .block = dim3(kThreads)};
     launch(device, combine_kernel, shape, outs.f32(), ids.i32(), shares.f32(),
            e.scale ? e.scale.f32() : nullptr, int(ids.cols), int(x.cols),
-           reinterpret_cast<unsigned char*>(out.data), out.stride);
+           reinterpret_cast<unsigned char*>(out.data), out.stride, int(x.rows));
 }
 
 }  // namespace slimrt::cuda
