@@ -20,6 +20,7 @@ from slimrt import core
 from slimrt.errors import GrammarError
 from slimrt.generation.grammar import MAX_TEXT, Grammar, Matcher, compile_grammar, source_of, vocabulary_of
 from slimrt.generation.masks import MASKS
+from slimrt.generation.schemas import enforceable
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 pytest.importorskip("llguidance")
@@ -201,6 +202,18 @@ def test_texts_of_other_grammars_match(tokenizer, rows, constraint, full):
         ({"json_schema": '{"items":' * 500 + "{}" + "}" * 500}, "recursion limit"),
         ({"regex": "(" * 5000 + "a" + ")" * 5000}, "regex: "),
         ({"json_schema": {"allOf": [{"$ref": "#/$defs/none"}]}}, "none"),
+        ({"json_schema": {"type": "integer", "minimum": -1e20, "maximum": -1e19}}, "minimum is -1e.20: .* beyond 2.63"),
+        ({"json_schema": {"type": "integer", "minimum": 1e19}}, "minimum is 1e.19"),
+        ({"json_schema": closed(enum={"allOf": [{"type": "number", "maximum": -1e19}, {"type": "integer"}]})}, "2.63"),
+        (
+            {"json_schema": {"$ref": "#/default", "default": {"type": "integer", "minimum": -(2**63)}}},
+            "default has bounds",
+        ),
+        ({"json_schema": {"type": "integer", "multipleOf": 9999991}}, "multipleOf is 9999991, and at most 100000"),
+        ({"json_schema": {"allOf": [{"multipleOf": 991}, {"multipleOf": 997}]}}, "taken together, are 988027"),
+        ({"grammar": 'start: %json // of\n {"type": "integer", "minimum": -1e20, "maximum": -1e19}'}, "2.63"),
+        ({"grammar": "start: %json {1}"}, "what follows %json is no JSON"),
+        ({"grammar": '{"grammars": [{"json_schema": {"multipleOf": 9999991}}]}'}, "the grammar is JSON"),
     ],
 )
 def test_what_cannot_be_enforced_is_named_before_anything_is_computed(tale, constraint, words):
@@ -354,6 +367,32 @@ def test_without_llguidance_it_says_what_to_install(tokenizer, monkeypatch):
             compile_grammar(tokenizer, 7, **constraint)
 
 
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"minimum": -(2**63), "maximum": 2**63 - 1}, {"minimum": -(2**63) + 1024, "maximum": 2**63 - 1024}),
+        ({"maximum": 2**64 - 1, "exclusiveMinimum": 5}, {"maximum": 2**63 - 1024, "exclusiveMinimum": 5}),
+        ({"minimum": -1.7976931348623157e308, "maximum": 1.5}, {"maximum": 1.5}),
+        ({"maximum": 2**53 + 3}, {"maximum": 2**53 + 2}),
+        ({"properties": {"minimum": {"const": 1e30}, "default": {"minimum": -(2**63)}}},
+         {"properties": {"minimum": {"const": 1e30}, "default": {"minimum": -(2**63) + 1024}}}),
+        ({"const": {"a": None}, "enum": [1e30, None]}, {"const": {"a": None}, "enum": [1e30, None]}),
+        ({"properties": {"a": {"multipleOf": 991}, "b": {"multipleOf": 0.997}}}, None),
+    ],
+)  # fmt: skip
+def test_bounds_of_64_bits_are_kept_within_what_is_told_apart(schema, told):
+    """What is generated is of the schema: no bound becomes wider, and those that no double passes are left out."""
+    assert enforceable(schema) == (schema if told is None else told)
+
+
+@pytest.mark.parametrize(
+    ("regex", "text"),
+    [(r"https:\/\/x", "https://x"), ("a/b", "a/b"), ("a\nb", "a\nb"), ("a\\\nb", "a\nb"), (r"a\\/b", r"a\/b")],
+)
+def test_slashes_and_lines_in_patterns(tale, regex, text):
+    assert tale.generate(PROMPT, regex=regex, max_tokens=40).text == text
+
+
 def test_gbnf_and_lark_are_told_apart():
     assert "::=" not in source_of("grammar", 'root ::= "a"') and source_of("grammar", 'start: "a"') == 'start: "a"'
 
@@ -364,6 +403,7 @@ def test_openais_response_formats(tale):
         ({"type": "json_object"}, {"type": "object"}),
         ({"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}}, schema),
         ({"type": "json_object", "schema": schema}, schema),
+        ({"type": "json_object", "schema": None}, {"type": "object"}),
     ]
     for format, wanted in formats:
         answer = tale.create_completion(PROMPT, response_format=format, max_tokens=300, seed=2, temperature=0.2)

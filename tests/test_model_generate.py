@@ -342,6 +342,10 @@ def test_progress_and_stopping_by_it(tiny):
         ({"stop": ["a", 3]}, TypeError, "stop must be text"),
         ({"on_progress": 3}, TypeError, "on_progress must be a function"),
         ({"session": 3}, TypeError, "session must be one that"),
+        ({"ignore_eos": "false"}, TypeError, "ignore_eos must be true or false, got 'false'"),
+        ({"lookup": 1}, TypeError, "lookup must be true or false"),
+        ({"top_k": 10**30}, ValueError, "top_k must be less than 2"),
+        ({"logit_bias": {1: 1e300}}, ValueError, "logit_bias of token 1 is 1e.300, which no float holds"),
     ],
 )
 def test_bad_options(model, options, error, message):

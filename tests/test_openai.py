@@ -119,6 +119,8 @@ def test_a_chat_completion_is_chat(model):
     assert [len(one["top_logprobs"]) for one in content] == [2] * 5
     assert content[0]["top_logprobs"][0]["logprob"] == content[0]["logprob"]  # greedy
     assert model.create_chat_completion(MESSAGES, max_completion_tokens=3, **PLAIN)["usage"]["completion_tokens"] == 3
+    none = model.create_chat_completion(MESSAGES, max_completion_tokens=0, max_tokens=3, **PLAIN)
+    assert none["usage"]["completion_tokens"] == 0 and none["choices"][0]["finish_reason"] == "length"
     several = model.create_chat_completion(MESSAGES, max_tokens=3, n=2, seed=1, temperature=1.0, ignore_eos=True)
     assert several["choices"][1]["message"]["content"] == model.chat(
         MESSAGES, max_tokens=3, seed=2, temperature=1.0, ignore_eos=True

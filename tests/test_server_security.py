@@ -21,6 +21,7 @@ from slimrt import Model  # noqa: E402
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
 KEY = "k3y-of-the-first"
+EMPTY = "is empty, which would let anybody in: give it a value, or leave it out"
 ROUTES = [
     ("GET", "/"), ("GET", "/metrics"), ("GET", "/props"), ("GET", "/v1/models"), ("GET", "/v1/models/x"),
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/v1/embeddings"), ("POST", "/tokenize"),
@@ -59,6 +60,8 @@ class TestKeys:
             assert locked.ask("/v1/models", authorization=f"Bearer {key}").status == 200
             basic = base64.b64encode(f"anyone:{key}".encode()).decode()
             assert locked.ask("/", authorization=f"Basic {basic}").status == 200
+        spelled = "schl\u00fcssel".encode().decode("latin-1")  # the bytes of UTF-8
+        assert locked.ask("/props", authorization=f"Bearer {spelled}").status == 200
         word = base64.b64encode("me:schl\u00fcssel".encode()).decode()
         assert locked.ask("/props", authorization=f"Basic {word}").status == 200
 
@@ -94,6 +97,14 @@ class TestKeys:
         told = subprocess.run(words, capture_output=True, text=True, timeout=60)
         assert told.returncode == 1 and "holds no key" in told.stderr
 
+    def test_an_empty_one(self, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It would be none, and anybody be served."""
+        for flag, twin in (("--api-key", "SLIMRT_API_KEY"), ("--api-key-file", "SLIMRT_API_KEY_FILE")):
+            assert run("serve", CHAT, flag, "") == (1, "", f"slimrt: error: {flag} {EMPTY}\n")
+            monkeypatch.setenv(twin, "")
+            assert run("serve", CHAT) == (1, "", f"slimrt: error: {twin} {EMPTY}\n")
+            monkeypatch.delenv(twin)
+
 
 class TestBrowsers:
     def test_only_our_names(self, server: Served) -> None:
@@ -120,10 +131,11 @@ class TestBrowsers:
             assert "access-control-allow-origin" not in answer.headers
 
     def test_a_browser_that_asks_first(self, server: Served) -> None:
-        asked = {"access_control_request_method": "POST", "method": "OPTIONS"}
+        wanted = "authorization,content-type,x-stainless-os"  # OpenAI's client has such
+        asked = {"access_control_request_method": "POST", "access_control_request_headers": wanted, "method": "OPTIONS"}
         good = server.ask("/v1/chat/completions", origin="https://good.example", **asked)
         assert good.status == 204 and good.headers["access-control-allow-origin"] == "https://good.example"
-        assert "authorization" in good.headers["access-control-allow-headers"]
+        assert good.headers["access-control-allow-headers"] == wanted
         assert server.ask("/v1/chat/completions", origin="https://evil.example", **asked).status == 403
 
     def test_no_sockets_of_the_web(self, server: Served) -> None:

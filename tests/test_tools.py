@@ -264,6 +264,16 @@ def test_tools_stand_in_the_prompt(chat):
     system = [{"role": "system", "content": "Be brief."}, *MESSAGES]
     both = chat.detokenize(asked(chat, "PLAIN", messages=system).ids)
     assert "Be brief.\n\nYou may call" in both and both.count("system\n") == 1
+    called = [{"type": "function", "function": {"name": "add", "arguments": "{}"}}]
+    parts = [
+        {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+        *MESSAGES,
+        {"role": "assistant", "content": [{"type": "text", "text": "Well:"}], "tool_calls": called},
+        {"role": "tool", "content": [{"type": "text", "text": "42"}]},
+    ]
+    in_parts = chat.detokenize(asked(chat, "PLAIN", messages=parts).ids)
+    assert "Be brief.\n\nYou may call" in in_parts and "Well:\n" in in_parts
+    assert "<tool_response>\n42\n</tool_response>" in in_parts and "[{" not in in_parts
     none = asked(chat, "PLAIN", tool_choice="none")
     assert "get_weather" not in chat.detokenize(none.ids) and "grammar" not in none.options
     assert "get_weather" not in chat.detokenize(
@@ -280,6 +290,10 @@ def test_tools_stand_in_the_prompt(chat):
         ({"tools": [{"function": {"name": "a b"}}]}, GrammarError, "1 to 64 letters"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, ValueError, "two have the same name"),
         ({"tool_choice": "some"}, slimrt.UnsupportedError, "tool_choice 'some'"),
+        ({"tool_choice": {"type": "function", "function": "get"}}, slimrt.UnsupportedError, "a function"),
+        ({"messages": ["hi"]}, slimrt.ChatError, r"messages\[0\]: a message is a mapping"),
+        ({"messages": [{"role": "system"}, *MESSAGES]}, slimrt.ChatError, r"messages\[0\]: the system's .* no content"),
+        ({"messages": [*MESSAGES, {"role": "tool", "content": "4"}]}, slimrt.ChatError, "calls none"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "b"}}},
             ValueError,
@@ -287,6 +301,7 @@ def test_tools_stand_in_the_prompt(chat):
         ),
         ({"tools": [], "tool_choice": "required"}, ValueError, "goes with tools"),
         ({"tools": [tool("a", b={"not": {}})]}, GrammarError, r'tools: .*"not"'),
+        ({"tools": [{"function": {"name": "a", "parameters": {"type": "string"}}}]}, GrammarError, "a are an object"),
     ],
 )
 def test_wrong_requests(chat, request_, error, words):

@@ -164,6 +164,8 @@ def test_pieces():
     assert pieces(two, TIME, 3000) == ([(0.0, 1.5, two[:3]), (2.0, 4.0, two[3:])], 3000)
     cut = [at(0), *a, at(1.5), at(2), *b]  # the second one was cut off: the next window begins with it
     assert pieces(cut, TIME, 3000) == ([(0.0, 1.5, cut[:3])], 150)
+    late = [at(0), *a, at(1.5), at(2), *b]  # of a window that is shorter than what is told of it
+    assert pieces(late, TIME, 50, whole=True) == ([(0.0, 1.5, late[:3]), (2.0, 2.0, late[3:])], 50)
     more = [*two, at(4)]
     assert pieces(more, TIME, 3000) == ([(0.0, 1.5, two[:3]), (2.0, 4.0, two[3:])], 400)
 

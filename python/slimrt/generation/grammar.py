@@ -7,6 +7,7 @@ come, and which must.
 from __future__ import annotations
 
 import json
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt.errors import GrammarError, UnsupportedError
+from slimrt.generation.schemas import enforceable, enforceable_blocks
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ does not fit ends the process."""
 _JSON_RULES = {"whitespace_pattern": r"( |\n[ \t]{0,40})?", "lenient": False}
 _MAX_LEXER_STATES = 20_000  # up to 2 kB each
 
-_KEPT = 32  # compiled grammars
+_KEPT, _KEPT_TEXT = 32, 1 << 18  # compiled grammars, and characters of these: each has up to some 100 bytes of memory
 
 _PROBE = "\x02"  # what is encoded behind it stands in the middle of a text
 
@@ -122,7 +124,7 @@ class Vocabulary:
             if found.is_error():
                 raise GrammarError(_for_people(found.get_error()))
         self._begun[source] = found  # the last one now
-        while len(self._begun) > _KEPT:
+        while len(self._begun) > 1 and (len(self._begun) > _KEPT or sum(map(len, [*self._begun])) > _KEPT_TEXT):
             self._begun.pop(next(iter(self._begun)), None)
         return found
 
@@ -253,8 +255,16 @@ def source_of(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be text, got {value!r}")
     if name == "regex":
-        return "start: /" + value.replace("/", r"\/").replace("\n", r"\n") + "/"
+        return f"start: /{_DELIMITED.sub(_in_delimiters, value)}/"
     return _lark(value)
+
+
+_DELIMITED = re.compile(r"\\.|[/\n]", re.DOTALL)
+
+
+def _in_delimiters(found: re.Match[str]) -> str:
+    """A part of a regular expression as it stands between slashes, on one line; what is escaped already stays so."""
+    return {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(found[0], found[0])
 
 
 def json_rules(schema: Any) -> dict[str, Any]:
@@ -273,7 +283,7 @@ def json_rules(schema: Any) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError(f"json_schema must be what JSON can hold: {error}") from None
     _check_size("the schema", "references", text, '"$ref"')
-    return {**schema, "x-guidance": _JSON_RULES}
+    return {**enforceable(json.loads(text)), "x-guidance": _JSON_RULES}
 
 
 def quoted(text: str) -> str:
@@ -297,8 +307,10 @@ def _choices(value: Any) -> Sequence[str]:
 def _lark(text: str) -> str:
     """A grammar as Lark; GBNF is what defines rules with ::=. GrammarError: it is no GBNF."""
     _check_size("the grammar", "rules", text, ":")
+    if text.lstrip().startswith("{"):
+        raise GrammarError("the grammar is JSON: give Lark's or GBNF's text, or a schema as json_schema")
     if "::=" not in text:
-        return text
+        return enforceable_blocks(text)
     gbnf = _library("llguidance.gbnf_to_lark")
     try:
         return str(gbnf.any_to_lark(text))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from slimrt import core
 from slimrt.errors import UnsupportedError
 from slimrt.generation.grammar import CONSTRAINTS, Grammar, source_of
-from slimrt.plumbing.arguments import check_function, check_seed, real, unknown, whole
+from slimrt.plumbing.arguments import check_function, check_seed, check_switch, count, real, unknown, whole
 
 PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "dry_multiplier": 0.0}
 FILTERS = {"top_n_sigma": 0.0, "top_k": 0, "typical_p": 1.0, "top_p": 1.0, "min_p": 0.0, "xtc_probability": 0.0}
@@ -199,16 +199,21 @@ class Options:
         return self.__dataclass_fields__[name].default
 
     def _check_kinds(self) -> None:
-        for name in ("max_tokens", "top_k", "repeat_last_n", "logprobs", "num_beams", "dry_allowed_length",
+        whole("max_tokens", self.max_tokens)
+        for name in ("top_k", "repeat_last_n", "logprobs", "num_beams", "dry_allowed_length",
                      "dry_penalty_last_n", "mirostat", "n_keep"):  # fmt: skip
-            whole(name, getattr(self, name))
+            count(name, getattr(self, name))
+        for name in ("ignore_eos", "early_stopping", "cache_prompt", "lookup"):
+            check_switch(name, getattr(self, name))
         for name in ("temperature", "top_p", "min_p", "typical_p", *PENALTIES, "dry_base", "top_n_sigma",
                      "xtc_probability", "xtc_threshold", "mirostat_tau", "mirostat_eta", "length_penalty"):  # fmt: skip
             real(name, getattr(self, name))
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
             raise TypeError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
         for token, bias in (self.logit_bias or {}).items():
-            real(f"logit_bias of token {whole('a token id in logit_bias', token)}", bias)
+            name = f"logit_bias of token {whole('a token id in logit_bias', token)}"
+            if math.isfinite(real(name, bias)) and abs(bias) > float(np.finfo(np.float32).max):
+                raise ValueError(f"{name} is {bias:g}, which no float holds: -100 or -inf bans a token")
         check_seed(self.seed)
         if not isinstance(self.stop, Sequence) or not all(isinstance(stop, str) for stop in self.stops):
             raise TypeError(f"stop must be text, or a sequence of texts, got {self.stop!r}")

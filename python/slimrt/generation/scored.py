@@ -19,7 +19,9 @@ def prompt_logprobs(runtime: Runtime, ids: list[int], n: int) -> tuple[str, list
 
 
 def scored(runtime: Runtime, ids: list[int], n: int) -> Task[tuple[str, list[TokenLogprob]]]:
-    """The same as a task. ContextOverflowError, at once: the text does not fit."""
+    """The same as a task. ContextOverflowError, at once: the text does not fit. ValueError: it has no tokens."""
+    if not ids:
+        raise ValueError("the prompt has no tokens: give some text")
     check_length(len(ids), runtime, "the text")
     return _scored(runtime, ids, n)
 

@@ -142,7 +142,8 @@ class OpenAIMethods(TextGeneration):
         from slimrt.openai.tools import ChatRequest, constrain  # and with it jinja2
 
         continues_texts(self._runtime.source)
-        max_tokens = options.pop("max_completion_tokens", None) or max_tokens
+        newer = options.pop("max_completion_tokens", None)
+        max_tokens = max_tokens if newer is None else newer
         template, variables = options.pop("chat_template", None), options.pop("chat_template_kwargs", None)
         tools = {name: value for name in TOOLS if (value := options.pop(name, None)) is not None}
         asked = engine_options("create_chat_completion", options | {"temperature": temperature}, max_tokens)

@@ -75,7 +75,8 @@ def response_format(call: str, value: Any) -> dict[str, Any]:
     if kind == "text":
         return {}
     if kind == "json_object":
-        return {"json_schema": value.get("schema", {"type": "object"})}  # llama.cpp's may have one
+        schema = value.get("schema")  # llama.cpp's may have one
+        return {"json_schema": {"type": "object"} if schema is None else schema}
     if kind != "json_schema":
         formats = ("text", "json_object", "json_schema")
         raise UnsupportedError(f"{call}: {unknown('response_format of type', kind, formats)}")

@@ -18,6 +18,7 @@ from slimrt.plumbing.arguments import unknown
 from slimrt.results import Generation
 from slimrt.runtime.runtime import Runtime
 from slimrt.tokenizer.chat import Template, find_template, render_chat, stops
+from slimrt.tokenizer.messages import checked_messages
 from slimrt.tokenizer.tokenizer import Tokenizer
 from slimrt.tokenizer.tool_format import (
     ID,
@@ -148,7 +149,8 @@ def chosen_tools(request: ChatRequest) -> tuple[list[Mapping[str, Any]], bool]:
         raise ValueError(f"tool_choice={choice!r} goes with tools")
     if choice == "required":
         return tools, True
-    name = choice.get("function", choice).get("name") if isinstance(choice, Mapping) else None
+    function = choice.get("function", choice) if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
     if name is None:
         raise UnsupportedError(unknown("tool_choice", choice, ["none", "auto", "required", "a function"]))
     if name not in names:
@@ -174,14 +176,14 @@ def _prompt(
     tools: Sequence[Mapping[str, Any]],
     format: ToolFormat | None,
 ) -> list[int]:
-    messages: list[Any] = list(request.messages)
+    messages: list[Any] = checked_messages(request.messages, template, answer=True)
     variables = dict(request.variables or {})
     if format is not None:
         messages = history(messages, format)
     if tools and format is not None and format.origin == "prompt":
-        system = messages[0]["content"] if messages and messages[0].get("role") == "system" else ""
+        system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
         text = f"{system}\n\n{instructions(tools)}" if system else instructions(tools)
-        messages = [{"role": "system", "content": text}, *messages[bool(system) :]]
+        messages = [{"role": "system", "content": text}, *messages]
     elif tools:
         variables["tools"] = tools
     return render_chat(tokenizer, messages, chat_template=template, variables=variables)
@@ -234,6 +236,8 @@ def calls_source(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], forma
     ]
     for i, function in enumerate(functions):
         schema = {"type": "object"} | dict(function.get("parameters") or {"properties": {}})
+        if schema["type"] != "object":
+            raise GrammarError(f"tools: the parameters of {function['name']} are an object, not {schema['type']!r}")
         rules.append(
             f"call_{i}: {_literal(tokenizer, function['name'] + format.middle)} %json {json.dumps(json_rules(schema))}"
         )

@@ -18,6 +18,13 @@ def whole(name: str, value: Any) -> int:
         raise TypeError(f"{name} must be a whole number, got {value!r}") from None
 
 
+def count(name: str, value: Any) -> int:
+    """A whole number of at most 31 bits, which the engine's are. TypeError, ValueError."""
+    if not -(1 << 31) <= whole(name, value) < 1 << 31:
+        raise ValueError(f"{name} must be less than 2^31, got {value}")
+    return whole(name, value)
+
+
 def real(name: str, value: Any) -> float:
     """A number, NumPy's included. TypeError for anything else, ValueError for NaN."""
     if not isinstance(value, numbers.Real):
@@ -25,6 +32,12 @@ def real(name: str, value: Any) -> float:
     if math.isnan(value):
         raise ValueError(f"{name} must be a number, got nan")
     return float(value)
+
+
+def check_switch(name: str, value: Any) -> None:
+    """TypeError unless it is true or false, NumPy's included."""
+    if type(value).__name__ not in ("bool", "bool_", "NoneType"):
+        raise TypeError(f"{name} must be true or false, got {value!r}")
 
 
 def check_seed(seed: Any) -> None:

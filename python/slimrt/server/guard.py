@@ -10,6 +10,7 @@ import re
 import socket
 import uuid
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -69,19 +70,16 @@ class Access:
         there is no need of one. Refusal 401."""
         if not self.keys:
             return ""
-        scheme, _, given = authorization.partition(" ")
-        given = given.strip()
+        scheme, _, text = authorization.partition(" ")
+        offered = b""
         if scheme.lower() == "basic":
-            try:
-                given = base64.b64decode(given, validate=True).decode().partition(":")[2]
-            except (binascii.Error, UnicodeDecodeError):
-                given = ""
-        elif scheme.lower() != "bearer":
-            given = ""
-        offered = given.encode("utf-8", "surrogateescape")
+            with suppress(binascii.Error, ValueError):
+                offered = base64.b64decode(text.strip(), validate=True).partition(b":")[2]
+        elif scheme.lower() == "bearer":
+            offered = text.strip().encode("latin-1")  # as which headers are read
         if not any([hmac.compare_digest(offered, key.encode()) for key in self.keys]):  # all of them, whichever fits
             raise Refusal(401, "this server wants a key: Authorization: Bearer KEY", "invalid_api_key")
-        return given
+        return offered.decode("utf-8", "replace")
 
 
 class Guard:
@@ -118,7 +116,7 @@ class Guard:
             if origin is not None:
                 self._access.check_origin(origin, headers.get(b"host", ""))
                 if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
-                    return await _allow(send_with)
+                    return await _allow(send_with, headers.get(b"access-control-request-headers", ""))
             key = "" if scope["path"] in _OPEN else self._access.check_key(headers.get(b"authorization", ""))
             self._check_length(scope["path"], headers.get(b"content-length", "0"))
         except Refusal as refusal:
@@ -146,11 +144,11 @@ def is_loopback(host: str) -> bool:
     return host.lower() == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
-async def _allow(send: Send) -> None:
-    """Answer a browser that asks whether a page may ask."""
+async def _allow(send: Send, wanted: str) -> None:
+    """Answer a browser that asks whether a page may ask, with these headers too: clients have some of their own."""
     headers = [
         (b"access-control-allow-methods", b"GET, POST"),
-        (b"access-control-allow-headers", b"authorization, content-type, x-request-id, x-slimrt"),
+        (b"access-control-allow-headers", wanted.encode("latin-1") or b"authorization, content-type"),
         (b"access-control-max-age", b"600"),
     ]
     await send({"type": "http.response.start", "status": 204, "headers": headers})

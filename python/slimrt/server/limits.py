@@ -50,7 +50,7 @@ class Limits:
         return places(self.parallel, self.max_queue)
 
 
-@dataclass
+@dataclass(eq=False)  # another of the same size is another
 class Place:
     """What one request counts for. texts: those that it makes. tokens: that are still to be computed for it."""
 

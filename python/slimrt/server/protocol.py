@@ -134,7 +134,7 @@ def chat_request(call: str, given: Json, limits: Limits) -> ChatRequest:
     )
     if len(listed or ()) > limits.max_tools:
         raise fields.wrong("tools", f"there may be {limits.max_tools} tools, not {len(listed or ())}")
-    common = fields.common(newer or tokens, logprobs)
+    common = fields.common(tokens if newer is None else newer, logprobs)
     asked = tools.ChatRequest(messages, common["options"], listed or (), chosen, several is not False, None,
                               variables or {})  # fmt: skip
     return ChatRequest(**common, asked=asked)
@@ -215,6 +215,9 @@ class _Fields:
         wanted = self.take("stream_options", dict) or {}
         if others := [name for name in wanted if name not in _STREAM_OPTIONS]:
             raise self.wrong("stream_options", f"stream_options are {', '.join(_STREAM_OPTIONS)}, got {others[0]:.80}")
+        for name, value in wanted.items():
+            if value is not None and not isinstance(value, bool):
+                raise self.wrong("stream_options", f"stream_options.{name} must be true or false, got {value!r:.80}")
         self._check_bounds()
         return {
             "call": self._call,

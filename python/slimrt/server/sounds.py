@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -119,19 +120,29 @@ class Sounds:
         """What a call gives that runs in a thread. It gets a function that raises once nobody waits any more.
 
         Raises:
-            Refusal: 400, it refuses. ClientGone.
+            Refusal: 400, it refuses; 503, it took longer than a request may. ClientGone.
         """
-        gone = threading.Event()
+        gone, most = threading.Event(), self._service.limits.request_timeout
+        end = time.perf_counter() + most
 
         def check() -> None:
             if gone.is_set():
                 raise ClientGone
 
         made = asyncio.ensure_future(self._service.calling(partial(work, check)))
-        made.add_done_callback(lambda _: exchange.news.set())
+
+        def tell(_: asyncio.Future[Result]) -> None:
+            if not made.cancelled():
+                made.exception()  # is known, where nobody waits for it any more
+            exchange.news.set()
+
+        made.add_done_callback(tell)
         try:
             while not made.done():
-                await exchange.wait(self._service.limits.request_timeout)
+                if not await exchange.wait(end - time.perf_counter()) and time.perf_counter() >= end:
+                    self._service.metrics.cancelled.labels("timeout").inc()
+                    raise Refusal(503, f"this took longer than {most:g} s", "request_timeout",
+                                  retry_after=max(round(most), 1))  # fmt: skip
             return made.result()
         except ClientGone:
             raise
@@ -212,10 +223,12 @@ def _options(text: Mapping[str, str], task: str, words: bool) -> TranscribeOptio
         options["initial_prompt"] = text["prompt"]
     if text.get("temperature"):
         try:
-            options["temperature"] = float(text["temperature"])
+            temperature = float(text["temperature"])
         except ValueError:
             raise Refusal(400, f"temperature must be a number, got {text['temperature']:.64}", "invalid_value",
                           param="temperature") from None  # fmt: skip
+        if temperature != 0:  # OpenAI's 0 is what is so by default: it rises where a result is poor
+            options["temperature"] = temperature
     return options
 
 
@@ -277,7 +290,7 @@ def forecast_request(
 def _forecasts(model: Model, quantiles: Any, levels: Sequence[float]) -> Json:
     data = [
         {"object": "forecast", "index": i,
-         "quantiles": {f"{level:g}": row[:, j].tolist() for j, level in enumerate(levels)}}
+         "quantiles": {str(level): row[:, j].tolist() for j, level in enumerate(levels)}}
         for i, row in enumerate(quantiles)
     ]  # fmt: skip
     return {"object": "list", "model": model._runtime.source.name, "data": data}

@@ -127,7 +127,8 @@ def pieces(
         start = cut
     if whole and not complete:
         rest = list(tokens[start:])
-        found.append(((rest[0] - first_time) * SECONDS_PER_TIME, n_frames / FRAMES_PER_TIME * SECONDS_PER_TIME, rest))
+        begin = (rest[0] - first_time) * SECONDS_PER_TIME
+        found.append((begin, max(begin, n_frames / FRAMES_PER_TIME * SECONDS_PER_TIME), rest))
         return found, n_frames
     done = n_frames if complete else (tokens[start - 1] - first_time) * FRAMES_PER_TIME
     return found, done

@@ -1,0 +1,117 @@
+"""JSON schemas as llguidance can enforce them: its whole numbers have 64 bits, its bounds are doubles, and what it
+cannot hold ends the process or takes memory until there is none."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from slimrt.errors import GrammarError
+
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+
+_LIMIT = (1 << 63) - 1024
+"""The largest double of 63 bits."""
+
+_MOST_MULTIPLE = 100_000
+"""A multiple is told from others by as many states as it is large, some 400 bytes each."""
+
+_MERGING = {"allOf", "anyOf", "oneOf", "if", "$ref", "$dynamicRef"}
+"""With these several rules hold for one number."""
+
+_NAMES = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+_DATA = {"const", "enum", "default", "examples"}
+
+_BLOCK = re.compile(r"%json(?:\s|(?://|#)[^\n]*\n)*(?=\{)")
+
+
+def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with bounds that are never wider than its own, and leave out those that exclude no number.
+
+    Raises:
+        GrammarError: a bound, or a multipleOf, that cannot be enforced.
+    """
+    multiples = [_digits(value) for name, value in _numbers(schema) if name == "multipleOf"]
+    merges = any(name in _MERGING for name, _ in _entries(schema))
+    most = math.lcm(*multiples) if merges else max(multiples, default=1)
+    if most > _MOST_MULTIPLE:
+        what = "the multipleOf of a number, taken together, are" if merges and len(multiples) > 1 else "multipleOf is"
+        raise GrammarError(f"{what} {most}, and at most {_MOST_MULTIPLE} can be enforced")
+    bounded: dict[str, Any] = _bounded(schema)
+    return bounded
+
+
+def enforceable_blocks(lark: str) -> str:
+    """A Lark grammar whose schemas (%json) are. GrammarError: one is not, or is no JSON."""
+    made, at = [], 0
+    for found in _BLOCK.finditer(lark):
+        if found.start() < at:  # within a schema
+            continue
+        try:
+            schema, end = json.JSONDecoder().raw_decode(lark, found.end())
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"what follows %json is no JSON: {error}") from None
+        made += [lark[at : found.end()], json.dumps(enforceable(schema))]
+        at = end
+    return "".join([*made, lark[at:]])
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    """All names at any depth with what they stand for."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield name, inner
+            yield from _entries(inner)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for inner in value:
+            yield from _entries(inner)
+
+
+def _numbers(schema: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, value) for name, value in _entries(schema) if _is_number(value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _digits(multiple: Any) -> int:
+    """Of a decimal number, without the point and the zeros at its end."""
+    number = Decimal(repr(multiple)) if math.isfinite(multiple) else Decimal(1)
+    return int("".join(map(str, number.normalize().as_tuple().digits))) or 1
+
+
+def _bounded(value: Any, of_names: bool = False) -> Any:
+    """of_names: the names of a mapping are any, and all it has are schemas."""
+    if isinstance(value, Mapping):
+        made = {}
+        for name, inner in value.items():
+            is_bound = not of_names and name in (*_LOWER, *_UPPER) and _is_number(inner)
+            bound = _bound(name, inner) if is_bound else _bounded(inner, not of_names and name in _NAMES)
+            if not of_names and name in _DATA and bound != inner:
+                raise GrammarError(f"{name} has bounds that cannot be enforced, where it is referred to as a schema")
+            if bound is not None or inner is None:
+                made[name] = bound
+        return made
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_bounded(inner) for inner in value]
+    return value
+
+
+def _bound(name: str, bound: Any) -> Any:
+    """A bound that can be held; None: it excludes nothing. GrammarError."""
+    sign = -1 if name in _LOWER else 1  # towards what is excluded
+    size = sign * bound
+    if size >= sys.float_info.max:
+        return None
+    if _LIMIT < size <= 1 << 64:  # of types of 64 bits
+        return sign * _LIMIT
+    if abs(size) > _LIMIT:
+        raise GrammarError(f"{name} is {bound}: numbers beyond 2^63 are not told apart, and cannot be bounds")
+    nearest = float(size)
+    return sign * int(math.nextafter(nearest, -math.inf)) if nearest > size else bound
