@@ -64,6 +64,7 @@ SHAPES = {
 # The file's name for a mixture, and the type of the tensors that it does not treat apart.
 WEIGHTS = {
     "q8_0": (gguf.LlamaFileType.MOSTLY_Q8_0, Type.Q8_0),
+    "q4_0": (gguf.LlamaFileType.MOSTLY_Q4_0, Type.Q4_0),
     "q4_k_m": (gguf.LlamaFileType.MOSTLY_Q4_K_M, Type.Q4_K),
     "f16": (gguf.LlamaFileType.MOSTLY_F16, Type.F16),
     "bf16": (gguf.LlamaFileType.MOSTLY_BF16, Type.BF16),

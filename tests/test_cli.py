@@ -66,6 +66,11 @@ def test_prompt_from_file_and_pipe(run, tiny, tmp_path, typed):
     assert run("generate", tiny, "-f", file, "-n", 5, "--seed", 1) == expected
     typed(PROMPT + "\n")
     assert run("generate", tiny, "-n", 5, "--seed", 1) == expected
+    for text in ("\ufeff" + PROMPT, "\ufeff" + PROMPT + "\n"):  # a byte order mark is no text
+        typed(text)
+        assert run("generate", tiny, "-n", 5, "--seed", 1) == expected
+        file.write_text(text)
+        assert run("generate", tiny, "-f", file, "-n", 5, "--seed", 1) == expected
     typed(b"\xff")
     code, out, err = run("generate", tiny)
     assert (code, out) == (1, "") and "stdin: not UTF-8" in err

@@ -106,6 +106,7 @@ def test_caches_with_commas_and_their_types(run, tiny, file):
         (("-p", TEXT, "--chunk", 2), 2, "--chunk belongs to --compare"),
         (("-p", TEXT, "--compare", "kv", "--stride", 2), 2, "--stride belongs to the plain perplexity"),
         (("-p", TEXT, "--tokens", 0), 2, "at least 1"),
+        (("-p", TEXT, "-c", 1), 1, "a context of at least 2 tokens (n_ctx, --ctx), got 1"),
     ],
 )
 def test_what_is_refused(run, tiny, arguments, code, said):

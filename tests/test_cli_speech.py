@@ -94,7 +94,10 @@ def test_silences_and_windows(whisper, wavs, capsys, tmp_path):
         assert main(["transcribe", model, long, "--json", "-q", *flags]) == 0
         assert json.loads(capsys.readouterr().out)["duration_heard"] == pytest.approx(heard, abs=0.1)
     for flags, code, why in [
-        (["--vad-threshold", "0.3"], 1, "threshold: say which vad is meant"), (["--vad", "loud"], 2, "invalid choice"),
+        (["--vad-threshold", "0.3", "--vad-speech-pad-ms", "9"], 2, "--vad with --vad-threshold, --vad-speech-pad-ms"),
+        (["--vad-threshold", "0.3", "--skip-silence"], 2, "--vad-threshold is a probability of --vad silero"),
+        (["--detect-language", "--vad-threshold", "0.3"], 2, "give --vad with --vad-threshold"),
+        (["--vad", "loud"], 2, "invalid choice"),
         (["--windows", "2", "--parallel", "2"], 2, "--parallel counts sounds"),
         (["--detect-language", "-o", str(tmp_path)], 2, "writes no files"),
     ]:  # fmt: skip

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from conftest import third_party
+import slimrt
+from conftest import TESTS, third_party
 from scripted import ScriptedEngine, scripted_model, write_gguf
-from slimrt.errors import ContextOverflowError
+from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.forecast.bolt import Bolt, ResidualBlock
 from slimrt.forecast.chronos import Chronos
 from slimrt.forecast.predict import enough_context
@@ -21,6 +22,7 @@ from slimrt.modelfile.source import ModelSource
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
+MODELS = TESTS.parent / "models"
 CHRONOS = {"context_length": 16, "prediction_length": 6, "low_limit": -15.0, "high_limit": 15.0, "n_special_tokens": 2,
            "n_tokens": 63, "num_samples": 8, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "use_eos_token": True,
            "eos_token_id": 1, "pad_token_id": 0}  # fmt: skip
@@ -119,6 +121,32 @@ def test_the_context_is_no_larger_than_a_forecast(path, tmp_path):
     model = scripted_model(path, ScriptedEngine(repeating, **INFO | {"n_ctx": 4}))
     with pytest.raises(ContextOverflowError, match="a forecast of 6 steps does not fit the context of 4"):
         model.predict_quantiles([1.0, 2.0])
+
+
+def test_a_forecast_that_grows_beyond_what_series_may_be(path):
+    def rising(source, tokens):
+        """The largest bin, whatever came before."""
+        row = np.full(63, -30.0, np.float32)
+        row[62] = 0.0
+        return row
+
+    model = scripted_model(path, ScriptedEngine(rising, **INFO))
+    with pytest.raises(ValueError, match=r"series 0: at step \d+ the forecast leaves .* up to 1e\+17") as told:
+        model.predict_quantiles([1.0, 2.0], 600, num_samples=2)
+    last = int(str(told.value).split("step ")[1].split()[0]) - 1
+    assert 100 < last < 200 and np.isfinite(model.predict_quantiles([1.0, 2.0], last, num_samples=2)).all()
+
+
+def test_what_bolt_cannot_go_on_from():
+    with slimrt.Model(MODELS / "tale-chronos.gguf") as model:
+        length, series = 24, np.geomspace(1, 1e17, 64)
+        found = model.predict_quantiles([np.ones(3), series], length)
+        assert found.max() > 1e17 and np.isfinite(found).all()  # nothing is computed from these
+        for horizon in (length + 1, 100_000):
+            with pytest.raises(ValueError, match="series 1: at step 1 the forecast leaves .* a shorter prediction"):
+                model.predict_quantiles([np.ones(3), series], horizon)
+        with pytest.raises(UnsupportedError, match="^tale-chronos.gguf reads no texts"):
+            model.tokenize("a")  # a server's answers do not tell its paths
 
 
 def test_columns_of_a_data_frame_are_series():

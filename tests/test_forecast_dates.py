@@ -105,6 +105,15 @@ def test_what_is_refused(dates, why):
     assert read(dates, dates="none")[:2] == (list(range(dates.count("|") + 1)), None)
 
 
+@pytest.mark.parametrize("dates", ["9999-10|9999-11", "31.12.9997|31.12.9998", "9999-12-31T21:00Z|9999-12-31T22:00Z"])
+def test_no_dates_follow_the_year_9999(dates):
+    series = read_series(table(dates), "t.csv").series["y"]
+    assert "9999" in series.timeline.future(1)[0]
+    for steps in (2, 300_000):
+        with pytest.raises(ValueError, match="beyond the year 9999, where dates end: give a smaller --horizon"):
+            series.timeline.future(steps)
+
+
 def test_a_form_or_a_frequency_that_is_insisted_on():
     assert read("01/02/2020|01/03/2020", form="%d/%m/%Y")[1] == ["01/04/2020", "01/05/2020", "01/06/2020"]  # months
     assert read("01/02/2020|01/05/2020", form="%m/%d/%Y")[1] == ["01/08/2020", "01/11/2020", "01/14/2020"]  # days

@@ -160,6 +160,22 @@ def test_caches_that_are_refused(tiny):
         compare_caches(tiny, IDS, ["kv:f16", "k"], memory_limit="1KiB")
 
 
+def test_caches_that_were_loaded_are_closed_where_a_later_one_fails(tiny, monkeypatch):
+    loaded, runtime_load = [], quality.load
+
+    def load(*arguments, **options):
+        if loaded:
+            raise MemoryError
+        loaded.append(runtime_load(*arguments, **options))
+        return loaded[0]
+
+    monkeypatch.setattr(quality, "load", load)
+    with pytest.raises(MemoryError):
+        compare_caches(tiny, IDS, ["k"])
+    with pytest.raises(ValueError, match="the model is closed"), loaded[0].use():
+        pass
+
+
 # ---------------------------------------------------------------- text
 def test_a_file_in_pieces(tiny, tmp_path, monkeypatch):
     """Characters of several bytes, lines and none: the pieces add up, and the seams are at lines where there are."""
@@ -172,6 +188,9 @@ def test_a_file_in_pieces(tiny, tmp_path, monkeypatch):
     for size in (1, 2, 7, 64):
         monkeypatch.setattr("slimrt.modelfile.text._PIECE", size)
         pieces = list(text_pieces(file))
+        marked = tmp_path / "marked.txt"
+        marked.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+        assert "".join(text_pieces(marked)) == text
         assert "".join(pieces) == text and len(pieces) > 3
     first = next(text_pieces(file))
     assert first.endswith("\n")

@@ -19,8 +19,21 @@ import pytest
 pytest.importorskip("uvicorn")  # the extra `serve`
 
 from served import CHAT, ENDLESS, MESSAGES, Served, dechunked, events, read_all, served, wait_for  # noqa: E402
+from slimrt.server.limits import Places  # noqa: E402
+from slimrt.server.run import bind  # noqa: E402
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
+
+def test_places_of_the_same_size_are_not_the_same() -> None:
+    places = Places(4)
+    with places.take() as wide:
+        with places.take():
+            pass
+        places.widen(wide, 3)
+        assert places.texts == 3
+    assert places.texts == 0
+
 
 ENDLESS_CHAT = {"messages": MESSAGES, **ENDLESS}
 SOME_TEXT = {"messages": MESSAGES, "max_tokens": 300, "ignore_eos": True}
@@ -301,7 +314,8 @@ class TestModel:
     def test_one_that_cannot_be_loaded(self, tmp_path: Path) -> None:
         with served(tmp_path, "--memory-limit", "1MiB", ready=False) as server:
             assert server.process.wait(60) == 1
-            assert "1.0 MiB" in server.log.read_text() and "Traceback" not in server.log.read_text()
+            told = server.log.read_text()
+            assert "1.0 MiB" in told and "Traceback" not in told and "nanobind" not in told  # it tells of leaks
 
     def test_a_loop_that_dies_ends_the_process(self, tmp_path: Path) -> None:
         dies = "import slimrt.generation.loop as l; l.Loop._compute = lambda *_: exec('raise SystemError(\"broken\")')"
@@ -346,3 +360,13 @@ class TestModel:
         words = [sys.executable, "-m", "slimrt", "serve", str(CHAT), "--port", str(server.port)]
         told = subprocess.run(words, capture_output=True, text=True, timeout=60)
         assert told.returncode == 1 and f"127.0.0.1:{server.port}" in told.stderr
+
+    @pytest.mark.parametrize("host", ["nonexistent.invalid", ".."])
+    def test_a_host_that_is_none(self, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def unknown(*_: object, **__: object) -> None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+        if host != "..":  # no name server is asked
+            monkeypatch.setattr(socket, "getaddrinfo", unknown)
+        with pytest.raises(OSError, match=rf"^cannot listen at {re.escape(host)}:8080: \w"):
+            bind(host, 8080)

@@ -155,6 +155,18 @@ def test_a_forecast_ends_when_nobody_waits_for_it(tmp_path):
         assert server.ask("/v1/forecasts", {"series": [1.0, 2.0], "prediction_length": 5}).status == 200
 
 
+def test_a_forecast_ends_when_its_time_is_over(tmp_path):
+    slow = "import slimrt.generation.loop as l, time; step = l.Loop._compute\n"
+    slow += "l.Loop._compute = lambda *a: (time.sleep(0.5), step(*a))"
+    limits = ("--parallel", "1", "--request-timeout", "1")
+    with served(tmp_path, *limits, model=MODELS / "tale-chronos.gguf", before=slow) as server:
+        answer = server.ask("/v1/forecasts", {"series": [[1.0, 2.0, 3.0, 4.0] * 10] * 100, "prediction_length": 5})
+        assert (answer.status, answer.error["code"]) == (503, "request_timeout")
+        server.wait_until("places_taken", 0, seconds=5.0)
+        server.wait_until("texts_running", 0, seconds=5.0)
+        assert "never retrieved" not in server.log.read_text()
+
+
 def test_texts_beside_an_encoder_are_completions(tmp_path):
     with served(tmp_path, model=MODELS / "tale-t5.gguf") as server, slimrt.Model(MODELS / "tale-t5.gguf") as model:
         prompts = ["Anna was a baker in a green valley.", "Fred was a farmer."]

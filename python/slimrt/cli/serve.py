@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,7 +147,13 @@ def _with_room(args: argparse.Namespace, source: ModelSource) -> Model:
 
 
 def _keys(args: argparse.Namespace) -> tuple[str, ...]:
-    """All keys; ValueError where a file has none."""
+    """All keys; ValueError where a file has none, or where a flag or its variable is there and empty."""
+    for flag, twin in (("api_key", "SLIMRT_API_KEY"), ("api_key_file", "SLIMRT_API_KEY_FILE")):
+        given = getattr(args, flag)
+        value = os.environ.get(twin) if given is None else given
+        if value is not None and not value.strip():
+            said = twin if given is None else f"--{flag.replace('_', '-')}"
+            raise ValueError(f"{said} is empty, which would let anybody in: give it a value, or leave it out")
     keys = [args.api_key] if args.api_key else []
     if args.api_key_file:
         text = decode_text(Path(args.api_key_file).read_bytes(), args.api_key_file)

@@ -36,6 +36,7 @@ from slimrt.speech.vad import METHODS
 _STDIN = "-"
 _FORMATS = (*FORMATS, "json")
 _AT_ONCE = 8  # sounds decoded together where the user does not say
+_VAD_FLAGS = ("threshold", "min_speech_duration_ms", "min_silence_duration_ms", "speech_pad_ms")  # --vad-...
 
 
 def add_flags(flags: Flags) -> None:
@@ -113,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
     args.audio = [*beside_model(args, args.audio), *args.file]
     if not args.audio:
         args.usage_error("which sound? give AUDIO after the model")
+    _check_vad(args)
     if args.detect_language:
         if args.output:
             args.usage_error("--detect-language prints a line a sound and writes no files: leave -o out")
@@ -168,17 +170,21 @@ def _detect_languages(args: argparse.Namespace) -> int:
     return 0 if len(sounds) == len(args.audio) else 1
 
 
+def _check_vad(args: argparse.Namespace) -> None:
+    """Wrong usage where --vad-... say how silence is found that is not looked for, or not by --vad."""
+    given = [f"--vad-{name.replace('_', '-')}" for name in _VAD_FLAGS if getattr(args, f"vad_{name}") is not None]
+    if given and args.vad == "none" and not args.skip_silence:
+        args.usage_error(f"give --vad with {', '.join(given)}: without it no silence is looked for")
+    if args.vad_threshold is not None and args.vad != "silero":
+        args.usage_error("--vad-threshold is a probability of --vad silero; energy has none")
+
+
 def _options(args: argparse.Namespace) -> dict[str, Any]:
     same = ("language", "task", "word_timestamps", "clip_timestamps", "skip_silence", "vad",
             "max_seconds", "num_beams", "patience", "length_penalty", "best_of", "compression_ratio_threshold",
             "logprob_threshold", "no_speech_threshold", "seed", "initial_prompt", "hotwords", "prefix",
             "max_initial_timestamp", "suppress_tokens")  # fmt: skip
-    given = {
-        "threshold": args.vad_threshold,
-        "min_speech_duration_ms": args.vad_min_speech_duration_ms,
-        "min_silence_duration_ms": args.vad_min_silence_duration_ms,
-        "speech_pad_ms": args.vad_speech_pad_ms,
-    }
+    given = {name: getattr(args, f"vad_{name}") for name in _VAD_FLAGS}
     return {name: getattr(args, name) for name in same} | {
         "batch_size": args.windows,
         "timestamps": not args.no_timestamps,

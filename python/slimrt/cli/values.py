@@ -13,6 +13,7 @@ from slimrt.errors import SlimrtError
 from slimrt.plumbing.units import parse_bytes
 
 Number = TypeVar("Number", int, float)
+_MOST = (1 << 31) - 1  # whole numbers have 32 bits in the engine
 
 
 def parsed(kind: Callable[[str], Number], text: str, what: str) -> Number:
@@ -36,7 +37,7 @@ def accepted(check: Callable[[str], object]) -> Callable[[str], str]:
     return text_of
 
 
-def whole(low: int, high: int | None = None) -> Callable[[str], int]:
+def whole(low: int, high: int = _MOST) -> Callable[[str], int]:
     """A whole number within bounds, both included."""
 
     def number(text: str) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import core
-from slimrt.forecast.series import Positions, Values, positions_of, recent
+from slimrt.forecast.series import Positions, Values, check_reach, positions_of, recent
 from slimrt.generation.search import Append, Encode, Engine, Logits, Task, follow, together
 
 _FAR = 1e20  # beyond the last boundary
@@ -74,6 +74,7 @@ class Paths:
         start: the decoder's first token. width: paths drawn at once.
         samples, temperature, top_k, top_p: how many, and how drawn.
         seed: path i of block j has a seed of its own made from it.
+        index: of the series, for messages.
     """
 
     engine: Engine
@@ -85,15 +86,22 @@ class Paths:
     top_k: int
     top_p: float
     seed: int
+    index: int
 
     def draw(self, series: Values, horizon: int) -> Task[NDArray[np.float32]]:
-        """float32 (samples, horizon). Beyond the trained length it goes on from the median of the paths."""
+        """float32 (samples, horizon). Beyond the trained length it goes on from the median of the paths.
+
+        Raises:
+            ValueError: the median is too large to go on from.
+        """
         seeds, blocks, left = random.Random(self.seed), list[NDArray[np.float32]](), horizon
         while left > 0:
             block = yield from self._block(series, min(left, self.model.prediction_length), seeds)
             blocks.append(block)
             left -= block.shape[1]
             middle = np.sort(block, axis=0)[(self.samples - 1) // 2]  # of an even number, the lower one
+            if left > 0:
+                check_reach(self.index, middle, horizon - left - len(middle) + 1)
             series = np.concatenate((series, middle))
         return np.concatenate(blocks, axis=1)
 

@@ -16,7 +16,7 @@ from slimrt.errors import ContextOverflowError, ModelFormatError, UnsupportedErr
 from slimrt.forecast.bolt import Bolt, ResidualBlock
 from slimrt.forecast.chronos import Chronos, Paths
 from slimrt.forecast.options import PredictOptions, sampling
-from slimrt.forecast.series import Values, as_series, check_levels
+from slimrt.forecast.series import Values, as_series, check_levels, check_reach
 from slimrt.generation.loop import loop_of
 from slimrt.generation.search import Encode, Read, Task
 from slimrt.generation.sequences import Sequences
@@ -113,7 +113,7 @@ def _paths(
                 at_once,
                 Paths(
                     engine, model, start, at_once, int(how["num_samples"]), real("temperature", how["temperature"]),
-                    whole("top_k", how["top_k"]), real("top_p", how["top_p"]), seed + i,
+                    whole("top_k", how["top_k"]), real("top_p", how["top_p"]), seed + i, i,
                 ).draw(row, horizon),
             )
             for i, row in enumerate(rows)),
@@ -127,11 +127,16 @@ def _bolt(runtime: Runtime, bolt: Bolt, rows: Sequence[Values], horizon: int, ca
 
     Beyond the trained length each quantile's forecast is put behind the series, and the quantiles of all that these
     predict are the next stretch.
+
+    Raises:
+        ValueError: they are too large to go on from, or what is found is not finite.
     """
     blocks = [_bolt_step(runtime, bolt, rows, call)]
-    levels, n = bolt.quantiles, len(bolt.quantiles)
+    levels, n, length = bolt.quantiles, len(bolt.quantiles), bolt.prediction_length
     branches = [row[-bolt.context_length :] for row in rows for _ in levels]
-    while sum(block.shape[2] for block in blocks) < horizon:
+    while (done := len(blocks) * length) < horizon:
+        for i, block in enumerate(blocks[-1]):
+            check_reach(i, block, done - length + 1)
         latest = blocks[-1].reshape(len(branches), -1)
         branches = [
             np.concatenate((branch, more))[-bolt.context_length :]
@@ -139,7 +144,10 @@ def _bolt(runtime: Runtime, bolt: Bolt, rows: Sequence[Values], horizon: int, ca
         ]
         every = _bolt_step(runtime, bolt, branches, call).reshape(len(rows), n * n, -1)
         blocks.append(np.moveaxis(np.quantile(every, levels, axis=1), 0, 1).astype(np.float32))
-    return np.concatenate(blocks, axis=2)[:, :, :horizon]
+    found = np.concatenate(blocks, axis=2)[:, :, :horizon]
+    for i, forecast in enumerate(found):
+        check_reach(i, forecast, 1, float(np.finfo(np.float32).max))
+    return found
 
 
 def _bolt_step(runtime: Runtime, bolt: Bolt, rows: Sequence[Values], call: Call) -> NDArray[np.float32]:

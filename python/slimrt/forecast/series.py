@@ -60,6 +60,20 @@ def _one(row: Any, index: int) -> Values:
     return recent(values, len(values))
 
 
+def check_reach(index: int, forecast: NDArray[np.float32], first: int, largest: float = _LARGEST) -> None:
+    """ValueError where the forecast of a series is more than `largest`, or not a number.
+
+    Args:
+        index: of the series, for the message. forecast: (..., steps). first: number of the first step.
+    """
+    steps = (np.abs(forecast) <= largest).reshape(-1, forecast.shape[-1]).all(axis=0)
+    if not steps.all():
+        raise ValueError(
+            f"series {index}: at step {first + int(steps.argmin())} the forecast leaves what it can go on from, "
+            f"numbers up to {largest:g}: give a shorter prediction_length (--horizon), or divide it by something first"
+        )
+
+
 def recent(series: Values, count: int) -> Values:
     """The last `count` values, without what is missing at their beginning: the models see no absolute positions.
 

@@ -14,6 +14,7 @@ from slimrt.forecast.frequency import Frequency, Places, inferred, named
 Tell = Callable[[str], None]
 _SHOWN = 3
 _NO_DATES = "--date-column none takes the rows as they follow each other"
+_FIRST, _LAST = np.datetime64("0001-01-01", "us"), np.datetime64("9999-12-31T23:59:59.999999", "us")  # datetime's own
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,18 @@ class Timeline:
     form: Form
 
     def wall(self, start: int, stop: int) -> Moments:
-        """Steps start to stop, as clocks show them: datetime64[us]."""
+        """Steps start to stop, as clocks show them: datetime64[us]. ValueError: beyond the year 9999."""
         moments = self.frequency.moments(np.arange(start, stop))
-        return moments + self.offset if self.in_utc and self.offset is not None else moments
+        if self.in_utc and self.offset is not None:
+            moments = moments + self.offset
+        if ((moments < _FIRST) | (moments > _LAST)).any():  # below the first: beyond what 64 bits hold
+            raise ValueError(
+                f"the forecast goes beyond the year 9999, where dates end: give a smaller --horizon; {_NO_DATES}"
+            )
+        return moments
 
     def future(self, horizon: int) -> list[str]:
-        """The steps that follow the series, as the table writes dates."""
+        """The steps that follow the series, as the table writes dates. ValueError: beyond the year 9999."""
         return written(self.wall(self.n, self.n + horizon), self.form, self.offset)
 
     def past(self, count: int) -> Moments:

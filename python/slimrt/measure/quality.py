@@ -94,19 +94,19 @@ def compare_caches(
     sizes = [planner.sizes(choice, n_ctx) for choice in distinct]
     require_together(sizes, planner.limit, "Compare fewer, or lower the window or the sequences")
     limit = 0 if memory_limit is None else memory_limit_bytes(memory_limit)
-    loaded = []
-    for choice in distinct:
-        runtime = load(
-            source,
-            choice,
-            planner,
-            n_ctx=n_ctx,
-            memory_limit=limit,
-            show_progress=progress,
-            calibration=calibration,
-        )
-        loaded.append(_Contestant(choice, runtime))
+    loaded = list[_Contestant]()
     try:
+        for choice in distinct:
+            runtime = load(
+                source,
+                choice,
+                planner,
+                n_ctx=n_ctx,
+                memory_limit=limit,
+                show_progress=progress,
+                calibration=calibration,
+            )
+            loaded.append(_Contestant(choice, runtime))
         _decode(loaded, windows, plan, n_sequences, bars.wanted(progress))
     finally:
         for one in loaded:

@@ -23,6 +23,8 @@ def score(runtime: Runtime, ids: list[int]) -> Score:
 def perplexity(runtime: Runtime, ids: list[int], stride: int | None) -> float:
     """exp of the mean negative logprob over windows that overlap; see Model.perplexity."""
     _require_two(ids)
+    if runtime.n_ctx < 2:
+        raise ValueError(f"perplexity needs a context of at least 2 tokens (n_ctx, --ctx), got {runtime.n_ctx}")
     window = min(runtime.n_ctx, len(ids))
     stride = max(window // 2, 1) if stride is None else whole("stride", stride)
     if not 0 < stride < max(window, 2):

@@ -91,11 +91,11 @@ class ModelSource:
         file = self.file
         if "slimrt.chronos.kind" in file.keys():
             raise UnsupportedError(
-                f"{self.path} reads no texts, it forecasts series: use predict_quantiles() or forecast"
+                f"{self.name} reads no texts, it forecasts series: use predict_quantiles() or forecast"
             )
         if not own and ("tokenizer.ggml.model" not in file.keys() or file.value("tokenizer.ggml.model") == "no_vocab"):
             missing = "tokenizer.json" if self.path.is_dir() else "tokenizer in its metadata"
-            raise UnsupportedError(f"{self.path} has no {missing}: it can be used from Python with token ids only")
+            raise UnsupportedError(f"{self.name} has no {missing}: it can be used from Python with token ids only")
         if own:
             return Tokenizer(self.path)
         return Tokenizer.from_gguf_fields(read_fields(file))

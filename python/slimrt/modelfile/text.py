@@ -16,13 +16,15 @@ _PIECE = 1 << 20  # bytes read, and characters tokenized, at a time
 
 
 def text_pieces(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A UTF-8 file in pieces that end with a line where they can, else with a word.
+    """A UTF-8 file, without a byte order mark, in pieces that end with a line where they can, else with a word.
 
     Raises:
         OSError: it cannot be read. ValueError: it is not UTF-8; names the byte.
     """
     decoder, held = codecs.getincrementaldecoder("utf-8")(), ""
     with Path(path).open("rb") as file:
+        if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+            file.seek(0)
         while True:
             start = file.tell() - len(decoder.getstate()[0])  # bytes of a character that is not complete yet
             data = file.read(_PIECE)

@@ -38,9 +38,10 @@ def state_directory() -> Path:
 
 
 def decode_text(data: bytes, name: str) -> str:
-    """The text in these bytes; ValueError, with the name of what they are from, when they are not UTF-8."""
+    """The text in these bytes, without a byte order mark; ValueError, with the name of what they are from, when they
+    are not UTF-8."""
     try:
-        return data.decode()
+        return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}: not UTF-8 text: {error.reason} at byte {error.start}") from None
 

@@ -30,7 +30,11 @@ _SWITCH = 0.0005  # seconds after which a thread that waits for the interpreter 
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens there. port 0: one that is free. OSError: it cannot."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:  # of a name that no domain can have
+        raise OSError(f"cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}") from None
+    family, _, _, _, address = found[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -125,12 +125,14 @@ class Service:
 
     async def stop(self) -> None:
         """End the thread, unless it is busy with loading, and free the model."""
+        loading = any(not task.done() for task in self._tasks[:1])  # _become_ready
         for task in self._tasks:
             task.cancel()
         for executor in (self._executor, self._callers):
             executor.shutdown(wait=False, cancel_futures=True)
-        if self._model is not None and self._thread is not None:
+        if self._thread is not None and not loading:
             self._thread.end()
+        if self._model is not None:
             if self._model._runtime.source.kind == "text":
                 prefixes_of(self._model._runtime).write()
             self._model.close()
