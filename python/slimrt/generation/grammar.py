@@ -328,4 +328,6 @@ def _check_size(what: str, parts: str, text: str, mark: str) -> None:
 
 def _for_people(message: str) -> str:
     """What is wrong, without what only llguidance's authors need."""
+    if message.startswith("NoExtensionBias"):
+        return "nothing can come: it refers to itself alone"
     return message.partition("<backtrace>")[0].partition("<state>")[0].strip() or "the grammar cannot be followed"

@@ -47,7 +47,9 @@ class ModelSource:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, show_progress: bool | None = None):
-        self.path = located(path, show_progress)
+        if not os.fspath(path):
+            raise FileNotFoundError("which model? its path is empty")
+        self.path = located(os.fsdecode(path), show_progress)
         self.name = title(self.path)
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path}: no such file or directory{whispers_name(self.path.name)}")
