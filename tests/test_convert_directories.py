@@ -331,6 +331,37 @@ REFUSED = {
         {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0, "layer_types": None},
         "use_sliding_window",
     ),
+    "both directions": ("llama_mha", {"is_causal": False}, "is_causal = false"),
+    "windows of Qwen2-MoE": (
+        "qwen2moe",
+        {"use_sliding_window": True, "sliding_window": 8},
+        "use_sliding_window = True",
+    ),
+    "no window beside which positions are known": (
+        "cohere2",
+        {"layer_types": None, "sliding_window_pattern": 1, "sliding_window": 8},
+        "no layer has the window",
+    ),
+    "windows that are switched off": (
+        "qwen2_mha",
+        {"use_sliding_window": False, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types has windows",
+    ),
+    "erf's GELU in Gemma 3": ("gemma3_mha", {"hidden_activation": "gelu"}, "hidden_act = 'gelu'"),
+    "an epsilon that OLMo has not": ("olmo_clipped", {"layer_norm_eps": 0.05}, "layer_norm_eps = 0.05"),
+    "YaRN the wrong way round": (
+        "llama_mha",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "beta_fast": 1.0,
+                "beta_slow": 99.0,
+            }
+        },
+        "leave no pairs between",
+    ),
     "Phi's QK-norm": ("phi2", {"qk_layernorm": True}, "qk_layernorm"),
     "another activation of Phi": ("phi2", {"hidden_act": "silu"}, "hidden_act"),
     "GPT-NeoX without biases": ("gptneox", {"attention_bias": False}, "attention_bias"),
@@ -410,6 +441,42 @@ def test_what_changes_the_mathematics_is_refused_by_name(case, tmp_path):
     name, changes, match = REFUSED[case]
     with pytest.raises(UnsupportedError, match=match):
         tool.convert(changed_config(tmp_path, name, **changes), tmp_path / "out.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "left_out", "wanted"),
+    [
+        ("mixtral", ("rope_parameters", "rope_theta", "rms_norm_eps"),
+         {"rope.freq_base": 1e6, "attention.layer_norm_rms_epsilon": 1e-5}),
+        ("bitnet", ("rope_parameters", "rope_theta"), {"rope.freq_base": 5e5}),
+        ("ministral3", ("rms_norm_eps",), {"attention.layer_norm_rms_epsilon": 1e-5}),
+        ("gpt_oss_plain", ("rope_parameters", "rope_scaling"),
+         {"rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096}),
+        ("mistral_window", ("max_position_embeddings",), {"attention.sliding_window": None}),
+    ],
+)  # fmt: skip
+def test_what_a_config_leaves_out_is_as_transformers_has_it(name, left_out, wanted, tmp_path):
+    directory = changed_config(tmp_path, name)
+    config = json.loads((directory / "config.json").read_text())
+    for key in left_out:
+        config.pop(key, None)
+    (directory / "config.json").write_text(json.dumps(config))
+    model, _ = read_hf(directory)
+    architecture = model.value("general.architecture")
+    for key, value in wanted.items():
+        value = config["sliding_window"] if value is None else value
+        assert model.value(f"{architecture}.{key}") == pytest.approx(value)
+
+
+def test_a_window_wider_than_the_trained_context_is_one(tmp_path):
+    model, _ = read_hf(changed_config(tmp_path, "mistral_window", max_position_embeddings=8, sliding_window=16))
+    assert model.value("llama.attention.sliding_window") == 16
+
+
+def test_q_grow_past_the_original_context_whatever_scales_rope(tmp_path):
+    rope = {"rope_type": "linear", "factor": 2.0, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}
+    model, _ = read_hf(changed_config(tmp_path, "ministral3", rope_parameters=rope))
+    assert model.value("mistral3.attention.temperature_length") == 16
 
 
 def test_first_configurations(tmp_path):

@@ -72,7 +72,8 @@ HEADS = {  # family, tensors, config -> whether the file has a head, and whether
     "tied but not scaled, as 5 says": ("t5", dict.copy, {"scale_decoder_outputs": False}, "embedding"),
     "own head, as 5 says": ("t5", other_head, {"scale_decoder_outputs": False}, "own"),
     "own head, as 4 says": ("t5", other_head, {"tie_word_embeddings": False, "scale_decoder_outputs": "out"}, "own"),
-    "UMT5's own, as 5 says": ("umt5", other_head, {"tie_word_embeddings": True}, "own"),
+    "UMT5's own, as 5 says": ("umt5", other_head, {"tie_word_embeddings": True, "scale_decoder_outputs": False}, "own"),
+    "UMT5's, as 4 says": ("umt5", other_head, {"tie_word_embeddings": False, "scale_decoder_outputs": "out"}, "own"),
     "mT5's own": ("mt5", other_head, {}, "own"),
 }  # fmt: skip
 
@@ -88,13 +89,15 @@ def test_whether_the_head_is_tied(case, seq2seq, tmp_path):
         assert np.array_equal(found.values(), embedding + (wanted == "own"))
 
 
-def test_a_head_that_contradicts_the_config(seq2seq, tmp_path):
+@pytest.mark.parametrize("name", ["t5", "umt5"])  # whose input transformers would scale, as that of a tied one
+def test_a_head_that_contradicts_the_config(name, seq2seq, tmp_path):
+    says = {"tie_word_embeddings": True, "scale_decoder_outputs": True}
     with pytest.raises(ModelFormatError, match="tie_word_embeddings is true, but lm_head.weight differs"):
-        read_hf(rewritten(seq2seq("t5"), tmp_path / "model", other_head))
+        read_hf(rewritten(seq2seq(name), tmp_path / "model", other_head, **says))
 
 
 @pytest.mark.parametrize(("projection", "gated", "activation"),
-                         [("relu", False, "relu"), ("gelu", False, "gelu_erf"), ("gated-silu", True, "silu"),
+                         [("relu", False, "relu"), ("gated-silu", True, "silu"),
                           ("gated-relu", True, "relu"), ("gated-gelu", True, "gelu_tanh")])  # fmt: skip
 def test_feed_forward_of_t5(projection, gated, activation, seq2seq, tmp_path):
     source = seq2seq("t5_v11" if gated else "t5")

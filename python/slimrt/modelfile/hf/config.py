@@ -141,6 +141,10 @@ class Config:
             raise ModelFormatError(f"{self.path}: {error}") from None
 
     def _refuse(self) -> None:
+        if self.get("is_causal") is False:
+            raise UnsupportedError(
+                f"{self.path}: is_causal = false: a model whose tokens see later ones is not supported"
+            )
         method = self.get("quantization_config")
         runs_online = isinstance(method, dict) and method.get("quantization_mode") == "online"
         if method and not (self.family.ternary and runs_online):

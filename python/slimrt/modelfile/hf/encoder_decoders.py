@@ -135,7 +135,7 @@ T5 = Family(
         "decoder_start_token_id": 0,
     },
     only={
-        "feed_forward_proj": ("relu", "gelu", "silu", "gated-gelu", "gated-relu", "gated-silu"),
+        "feed_forward_proj": ("relu", "gated-gelu", "gated-relu", "gated-silu"),
         "is_encoder_decoder": (True,),
     },
     norm_eps=("layer_norm_rms_epsilon", "layer_norm_epsilon"),
@@ -162,7 +162,6 @@ UMT5 = replace(
     T5,
     several=_every_layer(T5.several),
     defaults={**T5.defaults, "feed_forward_proj": "gated-gelu"},
-    head_decides=True,  # transformers 5 writes tie_word_embeddings = true whatever is stored
 )
 
 

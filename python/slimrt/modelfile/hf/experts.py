@@ -73,7 +73,7 @@ OLMOE = _with_experts(
 )
 
 MIXTRAL = _with_experts(
-    replace(MISTRAL, defaults={**MISTRAL.defaults, "sliding_window": None}),
+    replace(MISTRAL, defaults={**MISTRAL.defaults, "sliding_window": None, "rope_theta": 1e6, "rms_norm_eps": 1e-5}),
     count="num_local_experts",
     size="intermediate_size",
     of="block_sparse_moe.experts.{}",
@@ -101,7 +101,7 @@ QWEN2_MOE = _with_experts(
         arch="qwen2moe",
         layer={**QWEN2.layer, "ffn_gate_inp_shexp": ("mlp.shared_expert_gate", "1 d")},
         defaults={**QWEN2.defaults, "norm_topk_prob": False},
-        only={**QWEN2.only, **_EVERY_LAYER, "qkv_bias": (True,)},
+        only={**QWEN2.only, **_EVERY_LAYER, "qkv_bias": (True,), "use_sliding_window": (False,)},
         numbers={"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
         flags=_SHARES,
     ),
@@ -122,7 +122,7 @@ QWEN3_MOE = _with_experts(
         QWEN3,
         arch="qwen3moe",
         defaults={**QWEN3.defaults, "norm_topk_prob": False},
-        only={**QWEN3.only, **_EVERY_LAYER},
+        only={**QWEN3.only, **_EVERY_LAYER, "use_sliding_window": (False,)},
         flags=_SHARES,
         settle=_either_count,
     ),

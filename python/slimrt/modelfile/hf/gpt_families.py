@@ -127,6 +127,7 @@ OPT = Family(
         "_remove_final_layer_norm": (False,),
         "enable_bias": (True,),
         "layer_norm_elementwise_affine": (True,),
+        "layer_norm_eps": (1e-5,),
     },
     norm_eps=("layer_norm_epsilon", "layer_norm_eps"),  # not in the config: always the same
     rope=False,

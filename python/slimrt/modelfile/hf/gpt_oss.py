@@ -25,6 +25,7 @@ DEFAULTS = {
     "swiglu_alpha": 1.702,
     "swiglu_limit": 7.0,
 }
+_ROPE = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
 _EXPERTS = re.compile(r"(.*\.mlp\.experts\.)(gate_up_proj|down_proj)(|_bias|_blocks)")
 _ROWS = {"gate_up_proj": {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}}
 _BLOCK, _BYTES = 32, 17  # of MXFP4: elements, bytes
@@ -32,6 +33,8 @@ _BLOCK, _BYTES = 32, 17  # of MXFP4: elements, bytes
 
 def settle(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
     """The ramp of its YaRN lies between pairs, which GGUF's architecture means and has no key for."""
+    if not {"rope_scaling", "rope_parameters"} & values.keys():
+        values = {**values, "rope_parameters": _ROPE}
     for key in ("rope_scaling", "rope_parameters"):
         rope = values.get(key)
         if isinstance(rope, dict) and "yarn" in (rope.get("rope_type"), rope.get("type")):

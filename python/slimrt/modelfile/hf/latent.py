@@ -99,6 +99,13 @@ def _settle_latent(family: Family, values: dict[str, Any]) -> tuple[Family, dict
     if values.get("num_key_value_heads") not in (None, heads):
         raise UnsupportedError("config.json: num_key_value_heads other than num_attention_heads is not supported here")
     rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    if rope.get("mscale_all_dim") and (rope.get("rope_type") or rope.get("type") or "default") not in (
+        "yarn",
+        "default",
+    ):
+        raise UnsupportedError("config.json: mscale_all_dim beside another RoPE scaling than YaRN is not supported")
+    if "rope_interleave" in values and values["rope_interleave"] is None:
+        raise UnsupportedError("config.json: rope_interleave = null, which means false, is not supported")
     values |= {
         "head_dim": plain + rotating,
         "latent_row": latent + rotating,
@@ -159,6 +166,9 @@ def _glm4_moe_lite(family: Family, values: dict[str, Any]) -> tuple[Family, dict
 def _minicpm3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
     """Heads of V as wide as the model gives each, where the config leaves it open; MiniCPM's scales."""
     width = values["hidden_size"] // values["num_attention_heads"]
+    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    if "yarn" in (rope.get("rope_type"), rope.get("type")):
+        raise UnsupportedError("config.json: MiniCPM3 with YaRN is not supported")
     family, values = _settle_latent(family, {**values, "v_head_dim": values.get("v_head_dim") or width})
     assert MINICPM.settle is not None
     return MINICPM.settle(family, values)

@@ -90,6 +90,7 @@ GEMMA3 = replace(
     },
     only={
         **GEMMA.only,
+        "hidden_act": ("gelu_pytorch_tanh",),
         "attn_logit_softcapping": (None,),
         "final_logit_softcapping": (None,),
         "use_bidirectional_attention": (False,),
@@ -195,6 +196,7 @@ GEMMA4 = replace(
     defaults={**GEMMA3.defaults, "sliding_window": 512, "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 0},
     only={
         **GEMMA.only,
+        "hidden_act": ("gelu_pytorch_tanh",),
         "use_bidirectional_attention": ("vision",),
     },
     numbers={
@@ -272,12 +274,27 @@ def growth_of_q(values: Mapping[str, Any]) -> float:
     return float(growth)
 
 
+def _ministral3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """Q grow past the original context, whatever scales RoPE."""
+    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    length = values.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+    found = {**values, "growth": growth_of_q(values), "growth_length": length}
+    return (family if length else replace(family, numbers={})), found
+
+
 MINISTRAL3 = replace(
     MISTRAL,
     arch="mistral3",
-    defaults={**MISTRAL.defaults, "max_position_embeddings": 262144, "head_dim": 128, "sliding_window": None},
+    defaults={
+        **MISTRAL.defaults,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "head_dim": 128,
+        "sliding_window": None,
+    },
     scales={"attention.temperature_scale": "growth"},
-    settle=lambda family, values: (family, {**values, "growth": growth_of_q(values)}),
+    numbers={"attention.temperature_length": "growth_length"},
+    settle=_ministral3,
 )
 
 LAYERED_FAMILIES: dict[str, Family] = {

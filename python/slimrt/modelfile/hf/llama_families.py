@@ -60,7 +60,7 @@ OLMO = replace(
     layer={name: module for name, module in LLAMA.layer.items() if not name.endswith("norm")},
     biases={},
     defaults={"max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "hidden_act": "silu"},
-    only={"hidden_act": ("silu", "swish"), "attention_bias": (False,)},
+    only={"hidden_act": ("silu", "swish"), "attention_bias": (False,), "layer_norm_eps": (1e-5,)},
     norm_eps=("layer_norm_epsilon", "layer_norm_eps"),  # not in the config: always the same
     scales={"attention.clamp_kqv": "clip_qkv"},
     settle=None,
@@ -169,7 +169,7 @@ BITNET = replace(
         "ffn_sub_norm": ("mlp.ffn_sub_norm", "ff"),
     },
     biases={},
-    defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "relu2"},
+    defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "relu2", "rope_theta": 500000.0},
     only={"hidden_act": ("relu2", "silu"), "attention_bias": (False,)},
     activation="hidden_act",
     permuted=(),

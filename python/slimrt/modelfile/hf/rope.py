@@ -15,6 +15,8 @@ from slimrt.modelfile.gguf import Tensor, float32, string, uint32
 
 _LARGEST = float(np.finfo(np.float32).max)  # GGUF holds these numbers in 32 bits
 _ALIASES = {"su": "longrope", "none": "default"}
+_OF_MODELS = {"rope_theta", "partial_rotary_factor", "max_position_embeddings", "original_max_position_embeddings",
+              "yarn_log_multiplier"}  # that may stand beside the parameters  # fmt: skip
 
 
 class _Parameters:
@@ -27,7 +29,7 @@ class _Parameters:
         self.kind = aliases.get(kind, kind)
 
     def get(self, key: str) -> Any:
-        return self._found.get(key, self._config.get(key))
+        return self._found.get(key, self._config.get(key) if key in _OF_MODELS else None)
 
     def number(self, key: str, default: float | None = None) -> float:
         value = default if self.get(key) is None else self.get(key)
@@ -173,6 +175,14 @@ def _yarn(p: _Parameters, n_rot: int) -> _Scaling:
         "yarn_beta_fast": float32(p.number("beta_fast", 32.0)),
         "yarn_beta_slow": float32(p.number("beta_slow", 1.0)),
     }
+    pairs = [
+        n_rot * math.log(p.original_context() / (beta * 2 * math.pi)) / (2 * math.log(p.number("rope_theta", 10000.0)))
+        for beta in (p.number("beta_fast", 32.0), p.number("beta_slow", 1.0))
+    ]
+    if max(math.floor(pairs[0]), 0) > min(math.ceil(pairs[1]), n_rot - 1):
+        raise UnsupportedError(
+            "config.json: YaRN whose beta_fast and beta_slow leave no pairs between is not supported"
+        )
     if (of_scores := p.get("yarn_log_multiplier")) is not None:
         if wanted != 1:
             raise UnsupportedError("config.json: YaRN whose mscale and mscale_all_dim differ is not supported here")

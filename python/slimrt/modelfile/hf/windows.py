@@ -15,17 +15,27 @@ from slimrt.modelfile.positions import by_period
 
 def window_fields(config: Config, sizes: Sizes) -> dict[str, GGUFValue]:
     """Return the GGUF fields (without the architecture's prefix) that say which layers see a window; none of a model
-    without windows, or where all layers have one that is wider than the context.
+    without windows.
 
     Raises:
         UnsupportedError: only some layers have it, or the runtime cannot honour it in this family.
         ModelFormatError: kinds of more or fewer layers than there are.
     """
-    if config.family.window is None or not config.get("sliding_window") or config.get("use_sliding_window") is False:
+    if config.family.window is None or not config.get("sliding_window"):
+        return {}
+    if (
+        config.get("use_sliding_window") is False and "use_sliding_window" in config.family.defaults
+    ):  # others have no such key
+        if "sliding_attention" in (config.get("layer_types") or ()):
+            raise UnsupportedError(f"{config.path}: layer_types has windows, and use_sliding_window is false")
         return {}
     window, usual = config.size("sliding_window"), _usual_period(config)
     sliding = _sliding(config, sizes.n_layers, usual)
-    if not any(sliding) or (window >= sizes.ctx and not usual):
+    if not any(sliding) and _rotates_in_windows_alone(config):
+        raise UnsupportedError(
+            f"{config.path}: no layer has the window beside which positions are known; none would turn"
+        )
+    if not any(sliding) or (window >= sizes.ctx and not usual and not config.family.window):
         return {}
     if not all(sliding) and not usual:
         raise UnsupportedError(
@@ -44,6 +54,10 @@ def window_fields(config: Config, sizes: Sizes) -> dict[str, GGUFValue]:
 def _usual_period(config: Config) -> int:
     """Every so many-th layer sees all where nothing else is said; 0: none does."""
     return next(a.full_period for a in core.architectures() if a.name == config.family.arch)
+
+
+def _rotates_in_windows_alone(config: Config) -> bool:
+    return next(a.window_rope for a in core.architectures() if a.name == config.family.arch) == "only"
 
 
 def _sliding(config: Config, n_layers: int, usual: int) -> list[bool]:
