@@ -102,8 +102,9 @@ std::vector<size_t> measure_scratch(Decoder& decoder) {
 void require_fit(const EngineInfo& info, const MemoryReport& m, const std::string& whose, uint64_t available,
                  const char* what) {
     if (available == 0 || m.total() <= available) return;
-    const bool weights_alone = m.mapped + m.use.weights > available;  // others are of the context, or of the mode
-    int64_t rows = 0;  // of a sequence
+    const bool weights_alone =
+        m.mapped + m.use.weights > available;  // others are of the context, or of the mode
+    int64_t rows = 0;                          // of a sequence
     for (const LayerCache& layer : info.layers) rows = std::max(rows, layer.max_rows);
     const CacheOptions& cache = info.cache;
     const std::string kept = rows < cache.n_ctx ? concat(rows, " of ", cache.n_ctx) : concat(rows);
