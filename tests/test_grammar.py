@@ -213,6 +213,8 @@ def test_texts_of_other_grammars_match(tokenizer, rows, constraint, full):
         ({"json_schema": {"allOf": [{"multipleOf": 991}, {"multipleOf": 997}]}}, "taken together, are 988027"),
         ({"grammar": 'start: %json // of\n {"type": "integer", "minimum": -1e20, "maximum": -1e19}'}, "2.63"),
         ({"grammar": "start: %json {1}"}, "what follows %json is no JSON"),
+        ({"grammar": 'start: %json {"a":' + "[" * 900 + "]" * 900 + "}"}, "nested too deep"),
+        ({"json_schema": '{"a":' + "[" * 900 + "]" * 900 + "}"}, "nested too deep"),
         ({"json_schema": {"$ref": "#"}}, "it refers to itself alone"),
         ({"grammar": '{"grammars": [{"json_schema": {"multipleOf": 9999991}}]}'}, "the grammar is JSON"),
     ],

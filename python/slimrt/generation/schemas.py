@@ -34,16 +34,24 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with bounds that are never wider than its own, and leave out those that exclude no number.
 
     Raises:
-        GrammarError: a bound, or a multipleOf, that cannot be enforced.
+        GrammarError: a bound, or a multipleOf, that cannot be enforced; it is nested too deep.
     """
+    try:
+        _check_multiples(schema)
+        bounded: dict[str, Any] = _bounded(schema)
+    except RecursionError:
+        raise GrammarError("the schema is nested too deep") from None
+    return bounded
+
+
+def _check_multiples(schema: Mapping[str, Any]) -> None:
+    """GrammarError: one is too large, or several that may hold for one number."""
     multiples = [_digits(value) for name, value in _numbers(schema) if name == "multipleOf"]
     merges = any(name in _MERGING for name, _ in _entries(schema))
     most = math.lcm(*multiples) if merges else max(multiples, default=1)
     if most > _MOST_MULTIPLE:
         what = "the multipleOf of a number, taken together, are" if merges and len(multiples) > 1 else "multipleOf is"
         raise GrammarError(f"{what} {most}, and at most {_MOST_MULTIPLE} can be enforced")
-    bounded: dict[str, Any] = _bounded(schema)
-    return bounded
 
 
 def enforceable_blocks(lark: str) -> str:

@@ -19,6 +19,7 @@ from slimrt.modelfile.hf.experts import DEEPSEEK
 from slimrt.modelfile.hf.families import LLAMA, Family
 from slimrt.modelfile.hf.layered_families import growth_of_q
 from slimrt.modelfile.hf.llama_families import MINICPM
+from slimrt.modelfile.hf.rope import said_of_rope
 
 _OF_LATENTS = 1e-6  # epsilon of the norms of latents, whatever the config says of the others
 _ATTENTION = {
@@ -98,11 +99,9 @@ def _settle_latent(family: Family, values: dict[str, Any]) -> tuple[Family, dict
     plain, rotating, v = values["qk_nope_head_dim"], values["qk_rope_head_dim"], values["v_head_dim"]
     if values.get("num_key_value_heads") not in (None, heads):
         raise UnsupportedError("config.json: num_key_value_heads other than num_attention_heads is not supported here")
-    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
-    if rope.get("mscale_all_dim") and (rope.get("rope_type") or rope.get("type") or "default") not in (
-        "yarn",
-        "default",
-    ):
+    rope = said_of_rope(values)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if rope.get("mscale_all_dim") and kind not in ("yarn", "default"):
         raise UnsupportedError("config.json: mscale_all_dim beside another RoPE scaling than YaRN is not supported")
     if "rope_interleave" in values and values["rope_interleave"] is None:
         raise UnsupportedError("config.json: rope_interleave = null, which means false, is not supported")
@@ -166,7 +165,7 @@ def _glm4_moe_lite(family: Family, values: dict[str, Any]) -> tuple[Family, dict
 def _minicpm3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
     """Heads of V as wide as the model gives each, where the config leaves it open; MiniCPM's scales."""
     width = values["hidden_size"] // values["num_attention_heads"]
-    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    rope = said_of_rope(values)
     if "yarn" in (rope.get("rope_type"), rope.get("type")):
         raise UnsupportedError("config.json: MiniCPM3 with YaRN is not supported")
     family, values = _settle_latent(family, {**values, "v_head_dim": values.get("v_head_dim") or width})
@@ -177,7 +176,7 @@ def _minicpm3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str,
 def _mistral4(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
     """Q grow with their position; RoPE's share of a head is the columns that rotate."""
     heads = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
-    rope = dict(values.get("rope_scaling") or values.get("rope_parameters") or MISTRAL4_ROPE)
+    rope = dict(said_of_rope(values) or MISTRAL4_ROPE)
     if rope.pop("partial_rotary_factor", None) not in (None, values["qk_rope_head_dim"] / heads):
         raise UnsupportedError("config.json: a partial_rotary_factor that is not qk_rope_head_dim's is not supported")
     found = {

@@ -11,6 +11,7 @@ from typing import Any
 from slimrt.errors import UnsupportedError
 from slimrt.modelfile.hf.families import LLAMA, MISTRAL, OLMO2, Family
 from slimrt.modelfile.hf.llama_families import COHERE, GEMMA, QWEN3
+from slimrt.modelfile.hf.rope import said_of_rope
 
 
 def _scale_of_scores(values: dict[str, Any], layers_of_27b: int) -> dict[str, Any]:
@@ -268,7 +269,7 @@ SMOLLM3 = replace(
 
 def growth_of_q(values: Mapping[str, Any]) -> float:
     """How q grow with their position, which stands among RoPE's parameters."""
-    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    rope = said_of_rope(values)
     if (growth := rope.get("llama_4_scaling_beta")) is None:
         raise UnsupportedError("config.json: RoPE's parameters say no llama_4_scaling_beta, by which q grow")
     return float(growth)
@@ -276,7 +277,7 @@ def growth_of_q(values: Mapping[str, Any]) -> float:
 
 def _ministral3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
     """Q grow past the original context, whatever scales RoPE."""
-    rope = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    rope = said_of_rope(values)
     length = values.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
     found = {**values, "growth": growth_of_q(values), "growth_length": length}
     return (family if length else replace(family, numbers={})), found

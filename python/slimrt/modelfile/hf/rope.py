@@ -59,9 +59,14 @@ class _Parameters:
         return self._context() / self.original_context()
 
 
+def said_of_rope(config: Mapping[str, Any]) -> Any:
+    """The RoPE parameters as transformers 4 spells them, or as 5 does; nothing of them: {}."""
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}
+
+
 def _of_layers(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The parameters of layers without a window, or of all; and of those with one, where they have their own."""
-    found = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    found = said_of_rope(config)
     if not isinstance(found, dict):
         raise ModelFormatError(f"config.json: rope_parameters is {found!r}, not an object")
     if not any(isinstance(value, dict) for value in found.values()):
