@@ -38,9 +38,11 @@
 //
 // FourGroups, if there is one: 128 codes of four groups, whose first halves are multiplied at once and then
 // their last ones.
-// - nibbles(p, stride): 16 bytes of each group, as many bytes apart, low ones being its first half's;
+// - nibbles<stride>(p): 16 bytes of each group, as many bytes apart, low ones being its first half's;
 // low(c), high(c); load(p, to): of 128 codes the first halves, then the last.
-// - halves_apart(p, stride), powers_apart(p, stride): four scales. Those of activations: load_scales(p).
+// - start(p): four integers, each in a sum of its group; dots<Weight>(start, w, x): of both halves.
+// - halves_apart(p, stride), powers_apart(p, stride): four scales. Those of activations: scales_of<four>(p),
+// four of them or eight.
 //
 // PanelCodes: 4 codes in each of `lanes` lanes; PanelSums: a sum in each. See linear_panel.h.
 // - load_panel(p); splat_four(p): the same 4 codes in all; start_all(p): the same integer; dot<wide>; to_vec.

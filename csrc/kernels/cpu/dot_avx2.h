@@ -19,6 +19,12 @@ template <bool is_wide>
 static inline __m256i dot_once(__m256i start, __m256i w, __m256i x) {
     return _mm256_add_epi32(start, joined(pairs_of<is_wide>(w, x)));
 }
+/// Two, added in 16 bits first where that cannot overflow either.
+template <bool is_wide>
+static inline __m256i dot_both(__m256i start, __m256i w, __m256i x, __m256i w2, __m256i x2) {
+    if (is_wide) return dot_once<true>(dot_once<true>(start, w, x), w2, x2);
+    return _mm256_add_epi32(start, joined(_mm256_add_epi16(pairs_of<false>(w, x), pairs_of<false>(w2, x2))));
+}
 /// One of many: g++ would add them up as a tree, for which there are too few registers.
 template <bool is_wide>
 static inline __m256i dot(__m256i acc, __m256i w, __m256i x) {

@@ -180,7 +180,9 @@ struct TwoApart {
 };
 
 struct FourGroups {
-    static Codes nibbles(const uint8_t* p, size_t stride) {
+    template <size_t stride>
+    static Codes nibbles(const uint8_t* p) {
+        if constexpr (stride == 16) return load_codes(p);
         const auto part = [&](size_t i) {
             return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * stride));
         };
@@ -194,19 +196,20 @@ struct FourGroups {
         to[0] = _mm512_shuffle_i32x4(a, b, 0x88);
         to[1] = _mm512_shuffle_i32x4(a, b, 0xdd);
     }
-    static Scales load_scales(const void* p) { return of_four(_mm_loadu_ps(static_cast<const float*>(p))); }
+    static Sums start(const void* p) { return start_quarters(p); }
+    template <class Weight>
+    static Sums dots(Sums start, const Codes (&w)[2], const Codes (&x)[2]) {
+        return dot<Weight::is_wide>(dot<Weight::is_wide>(start, w[0], x[0]), w[1], x[1]);
+    }
+    template <bool four>
+    static Scales scales_of(const void* p) {
+        return four ? of_four(_mm_loadu_ps(static_cast<const float*>(p))) : load_eight(p, p);
+    }
     static Scales halves_apart(const uint8_t* p, size_t stride) {
-        const auto bits = [&](size_t i) {
-            uint16_t half;
-            memcpy(&half, p + i * stride, sizeof half);
-            return static_cast<uint64_t>(half) << 16 * i;
-        };
-        const uint64_t all = (bits(0) | bits(1)) | (bits(2) | bits(3));
-        return of_four(_mm_cvtph_ps(_mm_cvtsi64_si128(static_cast<int64_t>(all))));
+        return of_four(load_four_halves(p, stride));
     }
     static Scales powers_apart(const uint8_t* p, size_t stride) {
-        const auto bits = [&](size_t i) { return static_cast<int>(powers.bits[p[i * stride]]); };
-        return of_four(_mm_castsi128_ps(_mm_setr_epi32(bits(0), bits(1), bits(2), bits(3))));
+        return of_four(load_four_powers(p, stride));
     }
 
   private:

@@ -228,29 +228,34 @@ template <class Weight, class Two>
     }
 }
 
-/// Rows times a token by blocks of 32, four at once: their codes are halves of nibbles, whose products have
-/// one sum.
+/// Rows times a token by four groups of 32 at once, which are as many blocks or a part of one: their codes
+/// are halves of nibbles, whose products have one sum.
 template <class Weight, class Four>
 [[gnu::noinline]] static void four_groups_product(const uint8_t* w, size_t w_stride, int64_t n_rows,
                                                   const uint8_t* x, int64_t k, float* out, Access access) {
     using Block = typename Weight::Block;
-    constexpr int64_t n = 4, elements = n * Weight::block, bytes = n * sizeof(Block);
+    constexpr bool by_blocks = Weight::block == 32;
+    constexpr int64_t n = by_blocks ? 4 : 1, elements = n * Weight::block, bytes = n * sizeof(Block);
     const Activations token(x, k);
     for (int64_t r = 0; r < n_rows; ++r, w += w_stride) {
         const Calls<1> calls(w, w_stride, access);
         Acc acc = {};
         const auto add = [&](const Block* blocks, int64_t u) {
-            const Codes both = Four::nibbles(blocks->codes, sizeof(Block));
-            const Codes of_row[] = {Weight::of_nibbles(Four::low(both)),
-                                    Weight::of_nibbles(Four::high(both))};
-            Codes of_token[2];
-            Four::load(token.codes + u * elements, of_token);
-            auto sums = start_quarters(token.sums + u * n * sizeof(int32_t));
-            for (int half = 0; half < 2; ++half)
-                sums = dot<Weight::is_wide>(sums, of_row[half], of_token[half]);
-            const Scales scales = Four::load_scales(token.scales + u * n * sizeof(float));
-            acc = fma(to_acc(sums), spread_quarters(scales * Weight::template four_scales<Four>(blocks), 0),
-                      acc);
+            const Scales scales = Four::template scales_of<by_blocks>(token.scales + u * (elements / 8)) *
+                                  Weight::template four_scales<Four>(blocks);
+#pragma GCC unroll 2
+            for (int j = 0; j < elements / 128; ++j) {
+                const int64_t at = u * elements + 128 * j;
+                const Codes both =
+                    Four::template nibbles<by_blocks ? sizeof(Block) : 16>(blocks->codes + 64 * j);
+                const Codes of_row[] = {Weight::of_nibbles(Four::low(both)),
+                                        Weight::of_nibbles(Four::high(both))};
+                Codes of_token[2];
+                Four::load(token.codes + at, of_token);
+                const auto start = Four::start(token.sums + at / 8);
+                const auto sums = Four::template dots<Weight>(start, of_row, of_token);
+                acc = fma(to_acc(sums), spread_quarters(scales, j), acc);
+            }
         };
         const auto* const blocks = reinterpret_cast<const Block*>(w);
         const int64_t whole = k / elements;

@@ -111,6 +111,11 @@ struct WeightIQ4_XS {
         return look_up(WeightIQ4_NL::table(), load_nibbles(b->codes + 32 * j, b->codes + 32 * j + 16));
     }
     static Scales scales(const Block* b) { return eight_signed(scales_iq4(*b), b->d); }
+    static Codes of_nibbles(Codes c) { return WeightIQ4_NL::of_nibbles(c); }
+    template <class Four>
+    static Scales four_scales(const Block* b) {
+        return scales(b);
+    }
 };
 
 struct WeightMXFP4 {
