@@ -466,6 +466,13 @@ def test_what_a_config_leaves_out_is_as_transformers_has_it(name, left_out, want
         assert model.value(f"{architecture}.{key}") == pytest.approx(value)
 
 
+def test_bases_that_gemma_3_leaves_out(tmp_path):
+    kinds = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}}
+    model, _ = read_hf(changed_config(tmp_path, "gemma3", rope_parameters=kinds))
+    assert model.value("gemma3.rope.freq_base") == 1e6 and model.value("gemma3.rope.freq_base_swa") == 1e4
+    assert model.value("gemma3.rope.scaling.factor") == 8
+
+
 def test_a_window_wider_than_the_trained_context_is_one(tmp_path):
     model, _ = read_hf(changed_config(tmp_path, "mistral_window", max_position_embeddings=8, sliding_window=16))
     assert model.value("llama.attention.sliding_window") == 16

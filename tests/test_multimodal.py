@@ -135,7 +135,8 @@ def test_sizes_that_a_text_config_leaves_out_are_those_of_transformers():
     transformers = pytest.importorskip("transformers")
     for kind, sizes in _USUAL.items():
         config = transformers.AutoConfig.for_model(kind)
-        assert sizes == {key: getattr(config, key) for key in sizes}, kind
+        values = {**config.rope_parameters, **config.to_dict()}
+        assert sizes == {key: values[key] for key in sizes}, kind
 
 
 # ---------------------------------------------------------------- what is said, and what is refused
@@ -214,6 +215,11 @@ def test_a_flat_config_of_qwen2_vl(tmp_path):
     flat = config["text_config"] | {"model_type": "qwen2_vl", "vision_config": {"depth": 1}} | rope
     (made / "config.json").write_text(json.dumps(flat))
     assert np.array_equal(logits(made), logits(GOLDEN / "qwen2_mha"))
+    del flat["rms_norm_eps"], flat["rope_parameters"]
+    (made / "config.json").write_text(json.dumps(flat))
+    model, _ = read_hf(made)
+    assert model.value("qwen2.attention.layer_norm_rms_epsilon") == np.float32(1e-5)
+    assert model.value("qwen2.rope.freq_base") == 1e6
     assert core.plan(str(next((tmp_path / "cache").glob("*.gguf"))))["architecture"] == "qwen2"
 
 

@@ -63,9 +63,12 @@ def _gemma3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, A
     found = dict(values)
     rope = found.pop("rope_parameters", None) or {}
     if not isinstance(rope.get("full_attention"), dict):
-        scaling = found.pop("rope_scaling", None) or rope
-        full = {"rope_theta": values.get("rope_theta", 1e6), **scaling}
-        rope = {"full_attention": full, "sliding_attention": {"rope_theta": values.get("rope_local_base_freq", 1e4)}}
+        rope = {"full_attention": found.pop("rope_scaling", None) or rope}
+    bases = {
+        "full_attention": {"rope_theta": values.get("rope_theta", 1e6)},
+        "sliding_attention": {"rope_theta": values.get("rope_local_base_freq", 1e4)},
+    }
+    rope = rope | {kind: base | (rope.get(kind) or {}) for kind, base in bases.items()}
     return family, {**found, "rope_parameters": rope, **_scale_of_scores(values, 62)}
 
 

@@ -58,8 +58,8 @@ WRAPPERS: dict[str, Wrapper] = {
     "voxtral": _SOUND,
 }
 
-# Text model types that have no class of their own here; also of configs without a text_config.
-_TEXT_TYPES = {f"{name}{part}": "qwen2" for name in ("qwen2_vl", "qwen2_5_vl") for part in ("", "_text")}
+# Text model types that have no class of their own here.
+_TEXT_TYPES = dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), "qwen2")
 
 # Where wrappers keep the text model -> what it is called when it is alone.
 _PLACES = {
@@ -68,7 +68,7 @@ _PLACES = {
     "model.text_model.": "model.",
 }
 
-# Sizes that a text_config leaves out when they are those of its model type: transformers' own defaults.
+# What a text_config leaves out when it is as its model type has it: transformers' own defaults.
 _USUAL: dict[str, dict[str, Any]] = {
     "llama": {"vocab_size": 32000, "intermediate_size": 11008},
     "mistral": {"vocab_size": 32000, "intermediate_size": 14336},
@@ -85,6 +85,19 @@ _USUAL["gemma3_text"] = {
     "num_hidden_layers": 26,
     "num_attention_heads": 8,
 }
+_USUAL |= dict.fromkeys(
+    _TEXT_TYPES,
+    {
+        "vocab_size": 152064,
+        "hidden_size": 8192,
+        "intermediate_size": 29568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+    },
+)
 _USUAL["ministral3"] = {
     "vocab_size": 131072,
     "hidden_size": 4096,
@@ -109,12 +122,13 @@ def text_config(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
         ModelFormatError: there are none.
     """
     outer = str(values.get("model_type"))
-    text = values if outer in _TEXT_TYPES and "text_config" not in values else values.get("text_config")
+    of_flat = f"{outer}_text"  # early configs without a text_config
+    flat = of_flat in _TEXT_TYPES and "text_config" not in values
+    text = {**values, "model_type": of_flat} if flat else values.get("text_config")
     if not isinstance(text, Mapping):
         raise ModelFormatError(f"{path}: no text_config, which a model of type {outer!r} has")
     kind = str(text.get("model_type", "llama"))
-    kind = _TEXT_TYPES.get(kind, kind)
-    found = {**_USUAL.get(kind, {}), **text, "model_type": kind}
+    found = {**_USUAL.get(kind, {}), **text, "model_type": _TEXT_TYPES.get(kind, kind)}
     found["tie_word_embeddings"] = bool(values.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
     if "quantization_config" in values:
         found["quantization_config"] = values["quantization_config"]
