@@ -29,8 +29,7 @@
 //
 // TwoApart, if there is one: units of 256, some `blocks` at once, whose groups two apart are multiplied at
 // once.
-// - load(p, to): of 128 codes groups 0 and 2, then 1 and 3; load_once(p): nibbles of as many; low(c),
-// high(c).
+// - load_once(p): nibbles of 128 codes; low(c), high(c): groups 0 and 2, then 1 and 3.
 // - dots(c, x): as an Acc. high_times_16(c): high ones where they are; less_16(s): the scales that go with
 // them, minima as they are.
 // - with_fifth(c, d, group): bits `group` and group + 2 of d's halves above nibbles.
@@ -39,7 +38,7 @@
 // FourGroups, if there is one: 128 codes of four groups, whose first halves are multiplied at once and then
 // their last ones.
 // - nibbles<stride>(p): 16 bytes of each group, as many bytes apart, low ones being its first half's;
-// low(c), high(c); load(p, to): of 128 codes the first halves, then the last.
+// low(c), high(c).
 // - start(p): four integers, each in a sum of its group; dots<Weight>(start, w, x): of both halves.
 // - halves_apart(p, stride), powers_apart(p, stride): four scales. Those of activations: scales_of<four>(p),
 // four of them or eight.

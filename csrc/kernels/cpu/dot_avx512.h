@@ -111,12 +111,6 @@ static inline Acc add_last_eight(Acc acc, Scales s) {
 struct TwoApart {
     static constexpr int blocks = 4;
 
-    /// Of 128 codes groups 0 and 2, then 1 and 3.
-    static void load(const void* p, Codes (&to)[2]) {
-        const Codes a = load_codes(p), b = load_codes(static_cast<const uint8_t*>(p) + 64);
-        to[0] = _mm512_shuffle_i64x2(a, b, 0x44);
-        to[1] = _mm512_shuffle_i64x2(a, b, 0xee);
-    }
     /// Nibbles of 128 codes: read once, where g++ 12 would read them once for either half.
     static Codes load_once(const void* p) {
         Codes c = load_codes(p);
@@ -191,11 +185,6 @@ struct FourGroups {
     }
     static Codes low(Codes c) { return TwoApart::low(c); }
     static Codes high(Codes c) { return TwoApart::high(c); }
-    static void load(const void* p, Codes (&to)[2]) {
-        const Codes a = load_codes(p), b = TwoApart::load_once(static_cast<const uint8_t*>(p) + 64);
-        to[0] = _mm512_shuffle_i32x4(a, b, 0x88);
-        to[1] = _mm512_shuffle_i32x4(a, b, 0xdd);
-    }
     static Sums start(const void* p) { return start_quarters(p); }
     template <class Weight>
     static Sums dots(Sums start, const Codes (&w)[2], const Codes (&x)[2]) {

@@ -17,10 +17,6 @@ template <bool is_wide>
 static inline __m256i dot_once(__m256i start, __m256i w, __m256i x) {
     return dot<is_wide>(start, w, x);
 }
-template <bool is_wide>
-static inline __m256i dot_both(__m256i start, __m256i w, __m256i x, __m256i w2, __m256i x2) {
-    return dot<is_wide>(dot<is_wide>(start, w, x), w2, x2);
-}
 struct PanelPairs : NoPairs {};
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -118,48 +118,6 @@ static inline void store(float* p, Scales s) {
     store(p + 8, s.high);
 }
 
-struct FourGroups {
-    template <size_t stride>
-    static Codes nibbles(const uint8_t* p) {
-        const auto part = [&](size_t i) { return parts(p + i * stride, p + (i + 1) * stride); };
-        return {part(0), part(2)};
-    }
-    static Codes low(Codes c) { return fields(c, 0, 0, 15); }
-    static Codes high(Codes c) { return fields(c, 4, 4, 15); }
-    static void load(const uint8_t* p, Codes (&to)[2]) {
-        for (int half = 0; half < 2; ++half, p += 16) to[half] = {parts(p, p + 32), parts(p + 64, p + 96)};
-    }
-    static Sums start(const void* p) {  // in any sum of its quarter
-        const __m256i four = _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
-        return {_mm256_and_si256(four, _mm256_setr_epi32(-1, 0, 0, 0, 0, -1, 0, 0)),
-                _mm256_and_si256(four, _mm256_setr_epi32(0, 0, -1, 0, 0, 0, 0, -1))};
-    }
-    template <class Weight>
-    static Sums dots(Sums start, const Codes (&w)[2], const Codes (&x)[2]) {
-        return {dot_both<Weight::is_wide>(start.low, w[0].low, x[0].low, w[1].low, x[1].low),
-                dot_both<Weight::is_wide>(start.high, w[0].high, x[0].high, w[1].high, x[1].high)};
-    }
-    template <bool four>
-    static Scales scales_of(const void* p) {
-        return four ? of_four(_mm_loadu_ps(static_cast<const float*>(p))) : load_eight(p, p);
-    }
-    static Scales halves_apart(const uint8_t* p, size_t stride) {
-        return of_four(load_four_halves(p, stride));
-    }
-    static Scales powers_apart(const uint8_t* p, size_t stride) {
-        return of_four(load_four_powers(p, stride));
-    }
-
-  private:
-    static Scales of_four(__m128 four) { return {{_mm256_zextps128_ps256(four)}, splat(0)}; }
-    static __m256i parts(const uint8_t* p, const uint8_t* q) {
-        const auto part = [](const uint8_t* at) {
-            return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
-        };
-        return _mm256_set_m128i(part(q), part(p));
-    }
-};
-
 using PanelCodes = __m256i;
 using PanelSums = __m256i;
 constexpr int panel_vectors = 2;

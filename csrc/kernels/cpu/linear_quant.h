@@ -8,7 +8,7 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 
 /// A packed row of k activations, zeros to a multiple of `whole`: the codes; a scale (f32) for each
-/// 32; and for each of the weight's groups minus the sum of its codes, times the offset (from first_sum on)
+/// 32; for each of the weight's groups minus the sum of its codes, times the offset (from first_sum on)
 /// as int32 or, where there are minima, times the scale as f32.
 struct Activations {
     const uint8_t *codes, *scales, *sums;
@@ -27,10 +27,40 @@ struct Activations {
     }
 };
 
+template <class Weight, class Four>
+constexpr bool takes_four_groups = requires(typename Weight::Block* b) {
+    sizeof(Four);
+    Weight::template four_scales<Four>(b);
+};
+
+template <class Weight, class Two>
+constexpr bool takes_two_apart = requires {
+    sizeof(Two);
+    Weight::template of_two<Two>(Scales());
+};
+
+/// Codes again, in the order in which one token's product reads them, after the rest.
+template <class Weight>
+constexpr bool ordered = takes_two_apart<Weight, TwoApart> || takes_four_groups<Weight, FourGroups>;
+
+template <class Weight>
+static size_t bytes_before_ordered(int64_t k) {
+    const int64_t n = Activations::padded(k);
+    return static_cast<size_t>((n + n / 8 + n / Weight::group * 4 + 63) & -64);
+}
+
+/// Where a half of a group of 32 is, of each 128.
+template <class Weight>
+constexpr int64_t ordered_half(int64_t group, int half) {
+    const int64_t first = group / 4 * 128, of = group % 4;
+    return first +
+           (takes_two_apart<Weight, TwoApart> ? of % 2 * 64 + of / 2 * 32 + 16 * half : 64 * half + 16 * of);
+}
+
 template <class Weight>
 static size_t packed_bytes(int64_t k) {
-    const int64_t n = Activations::padded(k);
-    return static_cast<size_t>(n + n / 8 + n / Weight::group * 4);
+    return bytes_before_ordered<Weight>(k) +
+           static_cast<size_t>(ordered<Weight> ? Activations::padded(k) : 0);
 }
 
 /// 32 activations to codes; returns their scale, which is infinite or NaN if one of them is.
@@ -46,11 +76,14 @@ static void pack(const float* x, int64_t k, void* out) {
     uint8_t* codes_to = static_cast<uint8_t*>(out);
     uint8_t* scales_to = codes_to + Activations::padded(k);
     uint8_t* sums_to = scales_to + Activations::padded(k) / 8;
+    uint8_t* ordered_to = codes_to + bytes_before_ordered<Weight>(k);
     memset(out, 0, packed_bytes<Weight>(k));
     for (int64_t b = 0; b < k / 32; ++b) {
         int8_t codes[32];
         const float scale = round_codes(x + 32 * b, codes);
         memcpy(codes_to + 32 * b, codes, 32);
+        for (int half = 0; ordered<Weight> && half < 2; ++half)
+            memcpy(ordered_to + ordered_half<Weight>(b, half), codes + 16 * half, 16);
         memcpy(scales_to + 4 * b, &scale, 4);
         for (int g = 0; g < 32 / group; ++g) {
             int32_t total = 0;
@@ -196,6 +229,7 @@ template <class Weight, class Two>
     using Block = typename Weight::Block;
     constexpr int n = Two::blocks, bytes = sizeof(Block);
     const Activations token(x, k);
+    const uint8_t* const codes = x + bytes_before_ordered<Weight>(k);
     const int64_t units = k / Weight::unit;
     for (int64_t r = 0; r < n_rows; ++r, w += w_stride) {
         const Calls<1> calls(w, w_stride, access);
@@ -206,12 +240,13 @@ template <class Weight, class Two>
             all = add_last_eight(all, scales);
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
-                Codes of_row[2], of_token[2];
+                Codes of_row[2];
                 Weight::template two_apart<Two>(reinterpret_cast<const Block*>(w + u * bytes), half, of_row);
-                Two::load(token.codes + u * Weight::unit + 128 * half, of_token);
 #pragma GCC unroll 2
-                for (int i = 0; i < 2; ++i)
-                    all = fma(Two::dots(of_row[i], of_token[i]), Two::spread(scales, 4 * half + i), all);
+                for (int i = 0; i < 2; ++i) {
+                    const Codes of_token = load_codes(codes + u * Weight::unit + 128 * half + 64 * i);
+                    all = fma(Two::dots(of_row[i], of_token), Two::spread(scales, 4 * half + i), all);
+                }
             }
             return all;
         };
@@ -237,6 +272,7 @@ template <class Weight, class Four>
     constexpr bool by_blocks = Weight::block == 32;
     constexpr int64_t n = by_blocks ? 4 : 1, elements = n * Weight::block, bytes = n * sizeof(Block);
     const Activations token(x, k);
+    const uint8_t* const codes = x + bytes_before_ordered<Weight>(k);
     for (int64_t r = 0; r < n_rows; ++r, w += w_stride) {
         const Calls<1> calls(w, w_stride, access);
         Acc acc = {};
@@ -250,8 +286,7 @@ template <class Weight, class Four>
                     Four::template nibbles<by_blocks ? sizeof(Block) : 16>(blocks->codes + 64 * j);
                 const Codes of_row[] = {Weight::of_nibbles(Four::low(both)),
                                         Weight::of_nibbles(Four::high(both))};
-                Codes of_token[2];
-                Four::load(token.codes + at, of_token);
+                const Codes of_token[] = {load_codes(codes + at), load_codes(codes + at + 64)};
                 const auto start = Four::start(token.sums + at / 8);
                 const auto sums = Four::template dots<Weight>(start, of_row, of_token);
                 acc = fma(to_acc(sums), spread_quarters(scales, j), acc);
@@ -271,18 +306,6 @@ template <class Weight, class Four>
         out[r] = sum(acc);
     }
 }
-
-template <class Weight, class Four>
-constexpr bool takes_four_groups = requires(typename Weight::Block* b) {
-    sizeof(Four);
-    Weight::template four_scales<Four>(b);
-};
-
-template <class Weight, class Two>
-constexpr bool takes_two_apart = requires {
-    sizeof(Two);
-    Weight::template of_two<Two>(Scales());
-};
 
 using RowProduct = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
                             float* out, size_t out_stride, Access access);
