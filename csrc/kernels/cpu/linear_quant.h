@@ -162,61 +162,63 @@ static inline Scales scales_of_unit(const Activations& x, int64_t u) {
         return load_each_twice(scales);
 }
 
-/// R rows times T tokens: a row's codes and scales are unpacked once for all of them. Inlined where there are
-/// two of them, one token of Q8_0 took 1.17 times as long (g++ 12).
+/// Rows, R at a time, times T tokens: a row's codes and scales are unpacked once for all of them. Inlined
+/// where there are two of them, one token of Q8_0 took 1.17 times as long (g++ 12).
 template <class Weight, int R, int T>
-[[gnu::noinline]] static void row_product(const uint8_t* w, size_t w_stride, const uint8_t* x,
+[[gnu::noinline]] static void row_product(const uint8_t* w, size_t w_stride, int64_t n_rows, const uint8_t* x,
                                           size_t x_stride, int64_t k, float* out, size_t out_stride,
                                           Access access) {
     using Block = typename Weight::Block;
     constexpr int steps = Weight::unit / 64, bytes = blocks_of_unit<Weight> * sizeof(Block);
-    const Calls<R> calls(w, w_stride, access);
     const Activations first(x, k);
     const auto token = [=](int t) { return first.moved(t * x_stride); };
-    Acc acc[R][T] = {};
-    for (int64_t u = 0; u * Weight::unit < k; ++u) {
-        Block padded[R][blocks_of_unit<Weight>];
-        const Block* blocks[R];
-        const uint8_t* const ahead = calls.at(u * bytes);
-        Scales scales[R][T];
+    for (int64_t row = 0; row < n_rows; row += R, w += R * w_stride) {
+        const Calls<R> calls(w, w_stride, access);
+        Acc acc[R][T] = {};
+        for (int64_t u = 0; u * Weight::unit < k; ++u) {
+            Block padded[R][blocks_of_unit<Weight>];
+            const Block* blocks[R];
+            const uint8_t* const ahead = calls.at(u * bytes);
+            Scales scales[R][T];
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-            blocks[r] = unit_at<Weight>(w + r * w_stride, u, k, padded[r]);
-            call_for<true>(ahead + r * w_stride, bytes, T == 1 ? access.hint : some_tokens.hint);
-            const Scales of_row = Weight::scales(blocks[r]);
+            for (int r = 0; r < R; ++r) {
+                blocks[r] = unit_at<Weight>(w + r * w_stride, u, k, padded[r]);
+                call_for<true>(ahead + r * w_stride, bytes, T == 1 ? access.hint : some_tokens.hint);
+                const Scales of_row = Weight::scales(blocks[r]);
 #pragma GCC unroll 8
-            for (int t = 0; t < T; ++t) {
-                scales[r][t] = of_row * scales_of_unit<Weight>(token(t), u);
-                if constexpr (Weight::has_min) acc[r][t] = add_last_eight(acc[r][t], scales[r][t]);
+                for (int t = 0; t < T; ++t) {
+                    scales[r][t] = of_row * scales_of_unit<Weight>(token(t), u);
+                    if constexpr (Weight::has_min) acc[r][t] = add_last_eight(acc[r][t], scales[r][t]);
+                }
             }
-        }
-        decltype(start_at<Weight>(first, 0)) waiting[R][T];  // of even steps, where joins_steps
+            decltype(start_at<Weight>(first, 0)) waiting[R][T];  // of even steps, where joins_steps
 #pragma GCC unroll 4
-        for (int j = 0; j < steps; ++j) {
-            Codes of_rows[R];
+            for (int j = 0; j < steps; ++j) {
+                Codes of_rows[R];
 #pragma GCC unroll 4
-            for (int r = 0; r < R; ++r) of_rows[r] = Weight::codes(blocks[r], j);
+                for (int r = 0; r < R; ++r) of_rows[r] = Weight::codes(blocks[r], j);
 #pragma GCC unroll 8
-            for (int t = 0; t < T; ++t) {
-                const Codes codes = load_codes(token(t).codes + 64 * (u * steps + j));
-                const auto start = start_at<Weight>(token(t), u * steps + j);
+                for (int t = 0; t < T; ++t) {
+                    const Codes codes = load_codes(token(t).codes + 64 * (u * steps + j));
+                    const auto start = start_at<Weight>(token(t), u * steps + j);
 #pragma GCC unroll 4
-                for (int r = 0; r < R; ++r) {
-                    const auto sums = dot<Weight::is_wide>(start, of_rows[r], codes);
-                    const Acc s = Weight::group == 32 ? spread_halves(scales[r][t], j)
-                                                      : spread_quarters(scales[r][t], j);
-                    if constexpr (!joins_steps || Weight::group != 32)
-                        acc[r][t] = fma(to_acc(sums), s, acc[r][t]);
-                    else if (j % 2 == 0)
-                        waiting[r][t] = sums;
-                    else
-                        acc[r][t] = fma(to_acc(waiting[r][t], sums), s, acc[r][t]);
+                    for (int r = 0; r < R; ++r) {
+                        const auto sums = dot<Weight::is_wide>(start, of_rows[r], codes);
+                        const Acc s = Weight::group == 32 ? spread_halves(scales[r][t], j)
+                                                          : spread_quarters(scales[r][t], j);
+                        if constexpr (!joins_steps || Weight::group != 32)
+                            acc[r][t] = fma(to_acc(sums), s, acc[r][t]);
+                        else if (j % 2 == 0)
+                            waiting[r][t] = sums;
+                        else
+                            acc[r][t] = fma(to_acc(waiting[r][t], sums), s, acc[r][t]);
+                    }
                 }
             }
         }
-    }
-    for (int r = 0; r < R; ++r) {
-        for (int t = 0; t < T; ++t) out[t * out_stride + r] = sum(acc[r][t]);
+        for (int r = 0; r < R; ++r) {
+            for (int t = 0; t < T; ++t) out[t * out_stride + row + r] = sum(acc[r][t]);
+        }
     }
 }
 
@@ -307,8 +309,8 @@ template <class Weight, class Four>
     }
 }
 
-using RowProduct = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
-                            float* out, size_t out_stride, Access access);
+using RowProduct = void (*)(const uint8_t* w, size_t w_stride, int64_t n_rows, const uint8_t* x,
+                            size_t x_stride, int64_t k, float* out, size_t out_stride, Access access);
 
 /// Rows [first, n_rows), R at a time, times tokens, two at a time where reading is the limit with two as
 /// well; returns the row it ended at. Of more tokens these are the few rows that are left of whole panels.
@@ -319,15 +321,15 @@ static int64_t product_by_rows(const uint8_t* w, size_t w_stride, int64_t first,
     constexpr int max_tile = large<Weight> ? 2 : 1;
     static constexpr RowProduct tiles[] = {row_product<Weight, R, 1>, row_product<Weight, R, max_tile>};
     const int64_t n_tiles = (n_tokens + max_tile - 1) / max_tile;
-    int64_t r = first;
-    for (; r + R <= n_rows; r += R) {
+    const int64_t end_row = n_rows - (n_rows - first) % R, step = n_tiles == 1 ? end_row - first : R;
+    for (int64_t r = first; r < end_row; r += step) {
         for (int64_t tile = 0; tile < n_tiles; ++tile) {
             const int64_t t = tile * n_tokens / n_tiles, end = (tile + 1) * n_tokens / n_tiles;
-            tiles[end - t - 1](w + r * w_stride, w_stride, x + t * x_stride, x_stride, k,
+            tiles[end - t - 1](w + r * w_stride, w_stride, step, x + t * x_stride, x_stride, k,
                                out + t * out_stride + r, out_stride, access);
         }
     }
-    return r;
+    return end_row;
 }
 
 }  // namespace slimrt::cpu::SLIMRT_ISA
