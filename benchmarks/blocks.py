@@ -35,6 +35,20 @@ def q4_0(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
     return blocks.reshape(rows, -1)
 
 
+def q5_0(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
+    """32 elements: f16 scale, 4 bytes of fifth bits, 16 of the others of (-16..15) + 16."""
+    blocks = rng.integers(0, 256, (rows, cols // 32, 22), np.uint8)
+    blocks[..., :2] = _f16(_UNIFORM / 32 / cols**0.5)
+    return blocks.reshape(rows, -1)
+
+
+def q3_k(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
+    """256 elements, d * (-32..31) * (-4..3): 32 bytes of third bits, 64 of the others, 16 scales of 6 bits, f16 d."""
+    blocks = rng.integers(0, 256, (rows, cols // 256, 110), np.uint8)
+    blocks[..., 108:] = _f16(_UNIFORM / 8 / 18.5 / cols**0.5)  # 18.5: root mean square of -32..31
+    return blocks.reshape(rows, -1)
+
+
 def q4_k(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
     """256 elements, d * scale * (0..15) - dmin * min: f16 d, f16 dmin, 8 scales and 8 mins of 6 bits, 128 bytes.
 
@@ -81,6 +95,8 @@ def bf16(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
 TYPES: dict[gguf.GGMLQuantizationType, Callable[[np.random.Generator, int, int], Bytes]] = {
     gguf.GGMLQuantizationType.Q8_0: q8_0,
     gguf.GGMLQuantizationType.Q4_0: q4_0,
+    gguf.GGMLQuantizationType.Q5_0: q5_0,
+    gguf.GGMLQuantizationType.Q3_K: q3_k,
     gguf.GGMLQuantizationType.Q4_K: q4_k,
     gguf.GGMLQuantizationType.Q6_K: q6_k,
     gguf.GGMLQuantizationType.F32: f32,

@@ -69,7 +69,7 @@ def test_unpack_is_bit_exact(type_name, isa):
 
 @pytest.mark.parametrize(
     ("type_name", "held"),
-    [("tq1_0", "tq2_0"), ("iq3_xxs", "iq3_xxs_n"), ("iq3_s", "iq3_s_n")]
+    [("q5_0", "q8_0"), ("q3_k", "q6_k"), ("tq1_0", "tq2_0"), ("iq3_xxs", "iq3_xxs_n"), ("iq3_s", "iq3_s_n")]
     + [(name, "iq2_n") for name in ("iq2_xxs", "iq2_xs", "iq2_s")],
 )
 def test_what_is_held_in_another_type_is_the_same(type_name, held):

@@ -123,6 +123,9 @@ struct BlockTQ2_0 {     // d * (code - 1)
     Scale d;
 };
 
+/// Element i of a block of 32: low nibbles are the first half, high ones the second.
+static inline int nibble(const uint8_t* codes, int i) { return codes[i % 16] >> (i < 16 ? 0 : 4) & 15; }
+
 /// Eight fields of so many bits, one to a byte.
 template <int bits>
 static inline uint64_t spread(uint64_t fields) {

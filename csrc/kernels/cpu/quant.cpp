@@ -8,8 +8,6 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 namespace {
 
-int nibble(const uint8_t* codes, int i) { return codes[i % 16] >> (i < 16 ? 0 : 4) & 15; }
-
 void unpack_block(const BlockQ4_0& b, float* to) {
     const float d = b.d;
     for (int i = 0; i < 32; ++i) to[i] = d * float(nibble(b.codes, i) - 8);

@@ -7,6 +7,35 @@ namespace slimrt::cpu {
 namespace SLIMRT_ISA {
 namespace {
 
+BlockQ8_0 laid_out(const BlockQ5_0& from) {
+    BlockQ8_0 to;
+    const uint32_t high = u32_at(from.high);
+    for (int i = 0; i < 32; ++i)
+        to.codes[i] =
+            static_cast<int8_t>((nibble(from.codes, i) | static_cast<int>(high >> i & 1) << 4) - 16);
+    to.d = from.d;
+    return to;
+}
+
+BlockQ6_K laid_out(const BlockQ3_K& from) {
+    constexpr int zero = 32 - 4;  // what the codes' offsets differ by
+    BlockQ6_K to = {};
+    uint8_t scales[16];
+    scales_q3(from.scales, scales);
+    for (int i = 0; i < 16; ++i) to.scales[i] = static_cast<int8_t>(scales[i] - 32);
+    for (int j = 0; j < 8; ++j) {  // of 32 elements
+        const int nibble_at = j / 4 * 64 + j % 2 * 32;
+        for (int i = 0; i < 32; ++i) {
+            const int low = from.codes[j / 4 * 32 + i] >> j % 4 * 2 & 3, third = from.high[i] >> j & 1;
+            const int code = low + 4 * third + zero;
+            to.codes[nibble_at + i] |= static_cast<uint8_t>((code & 15) << j % 4 / 2 * 4);
+            to.high[j / 4 * 32 + i] |= static_cast<uint8_t>(code >> 4 << j % 4 * 2);
+        }
+    }
+    to.d = from.d;
+    return to;
+}
+
 BlockTQ2_0 laid_out(const BlockTQ1_0& from) {
     BlockTQ2_0 to;
     uint8_t digit[256];
@@ -19,10 +48,10 @@ BlockTQ2_0 laid_out(const BlockTQ1_0& from) {
     return to;
 }
 
-template <class From>
+template <class From, int64_t block = 256>
 void repack_blocks(const void* from, int64_t n, void* to) {
     using To = decltype(laid_out(From()));
-    for (int64_t b = 0; b < n / 256; ++b)
+    for (int64_t b = 0; b < n / block; ++b)
         static_cast<To*>(to)[b] = laid_out(static_cast<const From*>(from)[b]);
 }
 
@@ -32,6 +61,10 @@ void repack_blocks(const void* from, int64_t n, void* to) {
 void repack(DType type, const void* from, int64_t n, void* to) {
     using namespace SLIMRT_ISA;
     switch (type) {
+        case DType::Q5_0:
+            return repack_blocks<BlockQ5_0, 32>(from, n, to);
+        case DType::Q3_K:
+            return repack_blocks<BlockQ3_K>(from, n, to);
         case DType::TQ1_0:
             return repack_blocks<BlockTQ1_0>(from, n, to);
         case DType::IQ2_XXS:

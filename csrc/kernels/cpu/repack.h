@@ -10,6 +10,10 @@ namespace slimrt::cpu {
 /// The type that holds what `type` holds, in more bytes; `type` itself if there is none.
 inline DType repacked_type(DType type) {
     switch (type) {
+        case DType::Q5_0:
+            return DType::Q8_0;
+        case DType::Q3_K:
+            return DType::Q6_K;
         case DType::TQ1_0:
             return DType::TQ2_0;
         case DType::IQ2_XXS:
