@@ -28,12 +28,30 @@ static inline Codes load_nibbles(const void* p, const void* q) {
     const Codes shifted = _mm512_srlv_epi64(both, _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0));
     return _mm512_and_si512(shifted, _mm512_set1_epi8(15));
 }
-static inline Codes fields(Codes c, int shift0, int shift1, int mask) {
-    const long long a = shift0, b = shift1;
-    const Codes shifted = _mm512_srlv_epi64(c, _mm512_set_epi64(b, b, b, b, a, a, a, a));
-    return _mm512_and_si512(shifted, _mm512_set1_epi8(static_cast<char>(mask)));
+/// The same for all bytes of a half.
+static inline Codes in_halves(long long a, long long b) { return _mm512_set_epi64(b, b, b, b, a, a, a, a); }
+/// Fields of codes that are still where they were, since above() has other places for them.
+struct Fields {
+    Codes c;
+    int shifts[2], mask;
+
+    Codes shifted() const { return _mm512_srlv_epi64(c, in_halves(shifts[0], shifts[1])); }
+    operator Codes() const { return _mm512_and_si512(shifted(), _mm512_set1_epi8(static_cast<char>(mask))); }
+    /// In bits 4 and up, with others below: of fields four bits apart, which are kept, the other one goes
+    /// there.
+    Codes raised() const {
+        const auto kept = [&](int shift) {
+            return static_cast<long long>(0x1111111111111111u * (static_cast<uint64_t>(mask) << shift % 4));
+        };
+        const auto turn = [](int shift) { return (4 - shift) & 63; };
+        const Codes some = _mm512_and_si512(c, in_halves(kept(shifts[0]), kept(shifts[1])));
+        return _mm512_rolv_epi64(some, in_halves(turn(shifts[0]), turn(shifts[1])));
+    }
+};
+static inline Fields fields(Codes c, int shift0, int shift1, int mask) { return {c, {shift0, shift1}, mask}; }
+static inline Codes above(Fields low, Fields high) {  // bits of low where a mask has ones, else of high
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low.shifted(), high.raised(), 0xca);
 }
-static inline Codes above(Codes low, Codes high) { return _mm512_or_si512(low, _mm512_slli_epi16(high, 4)); }
 
 /// VNNI's first factor is unsigned.
 constexpr int wide_offset = 128;
@@ -221,6 +239,7 @@ static inline PanelCodes load_panel(const void* p) { return _mm512_loadu_si512(p
 static inline Vec to_vec(PanelSums s) { return {_mm512_cvtepi32_ps(s)}; }
 
 using Words = __m512i;
+static inline Words above(Words low, Words high) { return _mm512_or_si512(low, _mm512_slli_epi16(high, 4)); }
 /// Of four rows in each part of 128 bits of a, b, c and d: words 0 to 3 of that part.
 static inline void transpose_parts(__m512i a, __m512i b, __m512i c, __m512i d, Words* to) {
     const __m512i low_ab = _mm512_unpacklo_epi32(a, b), low_cd = _mm512_unpacklo_epi32(c, d);

@@ -138,11 +138,15 @@ constexpr bool large = sizeof(typename Weight::Block) * 5 > Weight::block * 4;
 /// Two tokens or more, by rows.
 constexpr Access some_tokens = {Hint::t1, dot_rows > 1, (dot_rows > 1 ? 16 : 8) << 10};
 
+/// Whether groups' offsets are added with their scales, all of a unit's at once, where that takes no shuffle.
+template <class Weight>
+constexpr bool offsets_apart = Weight::group == 16 && !Weight::has_min && __is_same(Acc, Scales);
+
 /// The starting values of 64 products, see Activations.
 template <class Weight>
 static inline auto start_at(const Activations& x, int64_t i) {
     const uint8_t* sums = x.sums + i * (64 / Weight::group * 4);
-    if constexpr (Weight::offset == 0 && Weight::group == 32)
+    if constexpr ((Weight::offset == 0 && Weight::group == 32) || offsets_apart<Weight>)
         return no_sums();
     else if constexpr (Weight::group == 32)
         return start_halves(sums);
@@ -188,7 +192,10 @@ template <class Weight, int R, int T>
 #pragma GCC unroll 8
                 for (int t = 0; t < T; ++t) {
                     scales[r][t] = of_row * scales_of_unit<Weight>(token(t), u);
-                    if constexpr (Weight::has_min) acc[r][t] = add_last_eight(acc[r][t], scales[r][t]);
+                    if constexpr (Weight::has_min)
+                        acc[r][t] = add_last_eight(acc[r][t], scales[r][t]);
+                    else if constexpr (offsets_apart<Weight>)
+                        acc[r][t] = fma(to_acc(load_codes(token(t).sums + 64 * u)), scales[r][t], acc[r][t]);
                 }
             }
             decltype(start_at<Weight>(first, 0)) waiting[R][T];  // of even steps, where joins_steps
