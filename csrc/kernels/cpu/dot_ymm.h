@@ -32,14 +32,27 @@ static inline __m256i load_nibbles(const void* p) {
     return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(v, 4), v), _mm256_set1_epi8(15));
 }
 static inline Codes load_nibbles(const void* p, const void* q) { return {load_nibbles(p), load_nibbles(q)}; }
-static inline Codes fields(Codes c, int shift0, int shift1, int mask) {
-    const __m256i bits = _mm256_set1_epi8(static_cast<char>(mask));
-    return {_mm256_and_si256(_mm256_srli_epi16(c.low, shift0), bits),
-            _mm256_and_si256(_mm256_srli_epi16(c.high, shift1), bits)};
+/// Each byte >> shift (<< where that is negative) & mask.
+static inline __m256i field(__m256i c, int shift, int mask) {
+    const __m256i there = shift == 0  ? c
+                          : shift > 0 ? _mm256_srli_epi16(c, shift)
+                                      : _mm256_slli_epi16(c, -shift);
+    return _mm256_and_si256(there, _mm256_set1_epi8(static_cast<char>(mask)));
 }
-static inline Codes above(Codes low, Codes high) {
-    return {_mm256_or_si256(low.low, _mm256_slli_epi16(high.low, 4)),
-            _mm256_or_si256(low.high, _mm256_slli_epi16(high.high, 4))};
+/// Fields of codes that are still where they were, since above() has other places for them.
+struct Fields {
+    Codes c;
+    int shifts[2], mask;
+
+    operator Codes() const { return {field(c.low, shifts[0], mask), field(c.high, shifts[1], mask)}; }
+    Codes raised() const {
+        return {field(c.low, shifts[0] - 4, mask << 4), field(c.high, shifts[1] - 4, mask << 4)};
+    }
+};
+static inline Fields fields(Codes c, int shift0, int shift1, int mask) { return {c, {shift0, shift1}, mask}; }
+static inline Codes above(Codes low, Fields high) {
+    const Codes raised = high.raised();
+    return {_mm256_or_si256(low.low, raised.low), _mm256_or_si256(low.high, raised.high)};
 }
 
 static inline Codes wide(Codes c) { return {wide(c.low), wide(c.high)}; }
@@ -152,9 +165,6 @@ static inline Words load_word(const RowsAt& row, int at) {
 static inline void store_words(void* p, Words w) { _mm256_storeu_si256(static_cast<__m256i*>(p), w); }
 static inline Words above(Words low, Words high) { return _mm256_or_si256(low, _mm256_slli_epi16(high, 4)); }
 static inline Words wide_words(Words w) { return wide(w); }
-static inline Words field(Words w, int shift, int mask) {
-    return _mm256_and_si256(_mm256_srli_epi32(w, shift), _mm256_set1_epi8(static_cast<char>(mask)));
-}
 static inline Words load_table(const void* p) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
 }
