@@ -118,6 +118,30 @@ def test_sentencepiece_tokenizer(tmp_path):
     assert got.encode("\u4f60 hi") == own.encode("\u4f60 hi")  # bytes where no token is
 
 
+def test_gemma_tokenizer(tmp_path):
+    """Cut at spaces that the normalizer has replaced; runs of them are added tokens that are not special."""
+    made, parts = sentencepiece_like(), tokenizers.decoders
+    state = json.loads(made.to_str())
+    runs = ["\u2581" * n for n in (2, 3, 4)]
+    state["model"]["vocab"] |= {run: len(state["model"]["vocab"]) + at for at, run in enumerate(runs)}
+    cuts = [[run[:at], run[at:]] for run in runs for at in range(1, len(run))]
+    state["model"]["merges"] = cuts + state["model"]["merges"]
+    made = tokenizers.Tokenizer.from_str(json.dumps(state))
+    made.add_tokens([tokenizers.AddedToken(run, normalized=False) for run in runs])
+    made.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split(" ", "merged_with_previous")
+    made.decoder = parts.Sequence([parts.Replace("\u2581", " "), parts.ByteFallback(), parts.Fuse()])
+    directory = with_tokenizer(tmp_path, made, made.get_vocab_size())
+    fields, warnings = vocabulary_fields(directory, "gemma", made.get_vocab_size())
+    values = {key: field.value for key, field in fields.items()}
+    assert warnings == [] and values["tokenizer.ggml.tokens"][-3:] == ["  ", "   ", "    "]
+    text = "then\n    and  the\n   in"
+    ids = made.encode(text).ids
+    for tokenizer in (slimrt.Tokenizer(directory), slimrt.Tokenizer.from_gguf_fields(values)):
+        assert tokenizer.encode(text) == ids
+        assert tokenizer.decode(ids, skip_special_tokens=True) == made.decode(ids) == text
+
+
 def test_unknown_pre_tokenizer_is_not_guessed(tmp_path):
     made = byte_level("gpt-2")
     split = tokenizers.pre_tokenizers.Split(tokenizers.Regex("[aeiou]+"), "isolated")

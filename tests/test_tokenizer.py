@@ -193,6 +193,13 @@ class TestSpecialTokens:
         assert tool not in tokenizer.special_tokens.values()
         assert "<|tool|>" in tokenizer.decode([tool], skip_special_tokens=True)
 
+    def test_spaces_of_a_user_defined_token_are_shown_as_spaces(self):
+        fields = sentencepiece_fields()
+        tokens = ["\u2581\u2581\u2581" if token == "<|tool|>" else token for token in fields["tokenizer.ggml.tokens"]]
+        tokenizer = Tokenizer.from_gguf_fields(fields | {"tokenizer.ggml.tokens": tokens})
+        a, run = tokens.index("a"), tokens.index("\u2581\u2581\u2581")
+        assert tokenizer.decode([a, run, a]) == "a   a"
+
     @pytest.mark.parametrize("name", SMALL)
     def test_end_of_generation(self, name):
         tokenizer = SMALL[name]

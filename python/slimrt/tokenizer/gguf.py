@@ -103,6 +103,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
 
     by_type = {kind: [id for id, value in enumerate(types) if value == kind] for kind in _Type}
     control = frozenset(by_type[_Type.CONTROL])
+    spelled = by_type[_Type.UNKNOWN] + (by_type[_Type.USER_DEFINED] if model == "gpt2" else [])
     rstrip = _strips_after_special(fields, model)
     aliases = _add_special(backend, tokens, sorted(control) + by_type[_Type.UNKNOWN], rstrip, special=True)
     aliases |= _add_special(backend, tokens, by_type[_Type.USER_DEFINED], rstrip, special=False)
@@ -111,7 +112,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
         backend=backend,
         tokens=list(tokens),
         control=control,
-        literal=control.union(by_type[_Type.UNKNOWN], by_type[_Type.USER_DEFINED]),
+        literal=control.union(spelled),
         byte_level=model == "gpt2",
         strips_space=space_prefix,
         prefix=_around("bos", ggml, special_ids, default_bos, always=model == "gemma4"),

@@ -76,7 +76,7 @@ def load_file(path: Path) -> Vocabulary:
         backend=backend,
         tokens=tokens,
         control=control,
-        literal=frozenset(added),
+        literal=frozenset(added) if byte_level else control,  # SentencePiece's spaces are spaces in added tokens too
         byte_level=byte_level,
         strips_space=strips_space,
         prefix=prefix,

@@ -41,7 +41,7 @@ class Vocabulary:
         backend: the Hugging Face tokenizer that turns text into ids.
         tokens: the text of each id, None where no token has the id.
         control: ids that are not text (BOS, end of turn, ...).
-        literal: ids whose text stands for itself: control and user-defined tokens.
+        literal: ids whose text stands for itself: control tokens and, where byte_level, user-defined ones.
         byte_level: the others are written in GPT-2's byte alphabet, else in SentencePiece's.
         strips_space: encoding puts a space before the text, so decoding takes it off.
         prefix, suffix: the ids that encoding adds around a text.

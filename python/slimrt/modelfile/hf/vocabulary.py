@@ -21,7 +21,7 @@ from slimrt.modelfile.hf.vocabulary_unigram import SENTENCEPIECE_FILES, sentence
 from slimrt.modelfile.hf.vocabulary_whisper import is_special, with_timestamps
 from slimrt.tokenizer import pretokenizers
 from slimrt.tokenizer.tokenizer import Tokenizer
-from slimrt.tokenizer.vocabulary import Vocabulary
+from slimrt.tokenizer.vocabulary import SPACE, Vocabulary
 
 # Where two names mean the same splitting, the one that llama.cpp uses for the families here.
 _PREFERRED = ("gpt-2", "llama-bpe", "qwen2", "smollm", "tekken", "gpt-4o", "dbrx")
@@ -120,7 +120,7 @@ def _fields(
 
 def _tokens(vocabulary: Vocabulary, unknown: int | None, n_vocab: int, whisper: bool) -> tuple[list[str], list[int]]:
     """The text and type of each row of the embedding."""
-    tokens, types = list[str](), list[int]()
+    tokens, types, added = list[str](), list[int](), vocabulary.backend.get_added_tokens_decoder()
     named = (vocabulary.tokens + [None] * n_vocab)[:n_vocab]
     for id, text in enumerate(with_timestamps(named) if whisper else named):
         if text is None:
@@ -129,8 +129,9 @@ def _tokens(vocabulary: Vocabulary, unknown: int | None, n_vocab: int, whisper: 
             kind = TokenType.UNKNOWN
         elif id in vocabulary.control or whisper and is_special(text):
             kind = TokenType.CONTROL
-        elif id in vocabulary.literal:
+        elif id in added:
             kind = TokenType.USER_DEFINED
+            text = text if vocabulary.byte_level else text.replace(SPACE, " ")  # found in a text as it is
         else:
             kind = TokenType.BYTE if not vocabulary.byte_level and _is_byte(text) else TokenType.NORMAL
         tokens.append(f"[PAD{id}]" if text is None else text)
@@ -179,9 +180,14 @@ def _require_plain_ends(vocabulary: Vocabulary, where: Path) -> None:
 
 def _require_sentencepiece(vocabulary: Vocabulary, model: Mapping[str, Any], where: Path) -> None:
     backend = vocabulary.backend
-    steps = {part["type"] for component in (backend.normalizer, backend.pre_tokenizer) for part in _parts(component)}
-    if not model.get("byte_fallback") or not steps <= {"Prepend", "Replace", "Metaspace"}:
+    steps = {_step(part) for component in (backend.normalizer, backend.pre_tokenizer) for part in _parts(component)}
+    if not model.get("byte_fallback") or not steps <= {"Prepend", "Replace", "Metaspace", "Split at spaces"}:
         raise UnsupportedError(f"{where}: neither byte-level BPE nor SentencePiece's with byte fallback")
+
+
+def _step(part: Mapping[str, Any]) -> str:
+    """What a part does, by name. Gemma's cuts at spaces, of which its normalizer has left none."""
+    return "Split at spaces" if part.get("pattern") == {"String": " "} and part["type"] == "Split" else part["type"]
 
 
 def _scores(directory: Path, tokens: list[str], merges: list[str]) -> list[float]:
