@@ -113,6 +113,16 @@ class TestMessages:
             said = content if isinstance(content, str) else "hi"
             assert text(template, [{"role": "user", "content": content}]) == wanted.format(said)
 
+    def test_no_content_is_none_to_a_template_that_asks(self):
+        """DeepSeek-R1's writes calls there alone."""
+        template = (
+            "{% for m in messages %}{% if m['content'] is none %}calls {{ m.tool_calls[0].function.name }}"
+            "{% else %}{{ m['content'] }}{% endif %};{% endfor %}"
+        )
+        call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
+        got = text(template, [MESSAGES[0], call, {"role": "tool", "content": "4"}])
+        assert got == f"{MESSAGES[0]['content']};calls add;4;"
+
     def test_tools_answer_calls(self):
         calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
         messages = [
@@ -226,6 +236,13 @@ class TestErrors:
         ):
             with pytest.raises(ChatError, match=r"messages\[0\]: the chat template leaves the system message out"):
                 text(template, messages)
+
+    def test_a_system_message_that_the_template_changes(self):
+        """SmolLM3's takes such words out of it."""
+        template = "{{ messages[0].content.replace('/no_think', '') | trim }}|{{ messages[1].content }}"
+        for content, shown in {"/no_think": "", "be brief /no_think": "be brief"}.items():
+            messages = [{"role": "system", "content": content}, MESSAGES[0]]
+            assert text(template, messages) == f"{shown}|{MESSAGES[0]['content']}"
 
     @pytest.mark.parametrize(
         ("variables", "message"),

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from slimrt.tokenizer.tokenizer import Tokenizer
 
 Template = str | os.PathLike[str]
+
+_PROBE = "3f7a90c2"  # a text that no template writes by itself
 
 # Where a template looks for a text in what it is given, as in content.split('</think>') or '</think>' in content.
 _LOOKS_FOR = re.compile(
@@ -136,19 +138,33 @@ def _render(
     sought = frozenset(control for control in marks.controls if control in _sought(template))
     given = {"tools": None, "documents": None} | marks.put(variables)
     marked = [marks.put(message, sought if message["role"] == "assistant" else frozenset()) for message in made]
-    given["messages"] = [_in_parts(message) for message in marked] if _reads_parts(template) else marked
-    try:
-        text = compiled.render(add_generation_prompt=add_generation_prompt, **tokens, **given)
-    except Exception as error:  # a template is foreign code: whatever it raises is a fault of it or of the messages
-        raise ChatError(f"chat template: {error}") from error
+
+    def written(messages: list[dict[str, Any]]) -> str:
+        inner = [_in_parts(message) for message in messages] if _reads_parts(template) else messages
+        try:
+            return compiled.render(messages=inner, add_generation_prompt=add_generation_prompt, **tokens, **given)
+        except Exception as error:  # a template is foreign code: whatever it raises is a fault of it or of the messages
+            raise ChatError(f"chat template: {error}") from error
+
+    text = written(marked)
+    _check_system_messages(marked, text, written)
+    return marks, text
+
+
+def _check_system_messages(
+    messages: list[dict[str, Any]], text: str, written: Callable[[list[dict[str, Any]]], str]
+) -> None:
+    """ChatError for one of which a template writes nothing; it may change it, as SmolLM3's takes /no_think out."""
     squeezed = "".join(text.split())
-    for i, message in enumerate(marked):
-        if message["role"] == "system" and "".join(message["content"].split()) not in squeezed:
+    for i, message in enumerate(messages):
+        if message["role"] != "system" or "".join(message["content"].split()) in squeezed:
+            continue
+        probed = {**message, "content": f"{message['content']} {_PROBE}"}
+        if _PROBE not in written([*messages[:i], probed, *messages[i + 1 :]]):
             raise ChatError(
                 f"messages[{i}]: the chat template leaves the system message out, as of a model trained without one; "
                 "put it into the user's first message"
             )
-    return marks, text
 
 
 class _Marks:
@@ -184,9 +200,10 @@ class _Marks:
         return f"{self._secret}m{len(self.texts) - 1}m"
 
 
-def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose content is a list of one part."""
-    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose content, if it has one, is a list of one part."""
+    content = message["content"]
+    return message if content is None else {**message, "content": [{"type": "text", "text": content}]}
 
 
 @lru_cache(maxsize=16)
@@ -194,14 +211,14 @@ def _reads_parts(template: str) -> bool:
     """Whether a template finds a text only in parts, as those of some models do that read images too (SmolVLM's): a
     content that is text would vanish."""
 
-    def shows(message: Message) -> bool:
+    def shows(message: dict[str, Any]) -> bool:
         try:
             text = _compiled(template).render(messages=[message], bos_token="", eos_token="")
         except Exception:  # it wants more than this: then it says so at the conversation itself
             return False
-        return str(probe["content"]) in text
+        return _PROBE in text
 
-    probe = {"role": "user", "content": "3f7a90c2"}
+    probe = {"role": "user", "content": _PROBE}
     return not shows(probe) and shows(_in_parts(probe))
 
 

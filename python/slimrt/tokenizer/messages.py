@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ from slimrt.errors import ChatError
 from slimrt.plumbing.arguments import unknown
 
 Message = Mapping[str, Any]
+
+# Where a template asks whether there is a content: those of DeepSeek's write calls where there is none.
+_ASKS_FOR_NONE = re.compile(r"""content['"]?\]?\s+(?:is\s+(?:not\s+)?|[!=]=\s*)none\b""", re.IGNORECASE)
 
 _ROLES = ("system", "user", "assistant", "tool")
 
@@ -18,7 +22,8 @@ def checked_messages(messages: Sequence[Message], template: str, answer: bool) -
 
     Args:
         messages: {"role": ..., "content": ...}, in order; a content is text, or OpenAI's parts of the type "text",
-            which are joined by new lines. An assistant's message that calls tools may have none.
+            which are joined by new lines. An assistant's message that calls tools may have none, which is "" to a
+            template that does not ask for it.
         template: the chat template's text: roles that it names are known, beside the usual ones.
         answer: the assistant's next message is wanted.
 
@@ -50,7 +55,8 @@ def _checked(where: str, message: Message, template: str) -> dict[str, Any]:
     content = message.get("content")
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise ChatError(f"{where}: the {role}'s message has no content")
-    return {**message, "content": "" if content is None else _text(where, content)}
+    nothing = None if _ASKS_FOR_NONE.search(template) else ""
+    return {**message, "content": nothing if content is None else _text(where, content)}
 
 
 def _text(where: str, content: Any) -> str:
