@@ -95,6 +95,9 @@ class TestWhich:
         (directory / "additional_chat_templates" / "rag.jinja").write_text("r")
         tok = Tokenizer(directory)
         assert (tok.chat_template, tok.chat_templates) == ("d", {"tool_use": "t", "rag": "r"})
+        shown = [render_chat_text(tok, MESSAGES[:1], variables={"tools": tools}) for tools in (None, [], [{}])]
+        assert shown == ["d", "d", "t"]
+        assert render_chat_text(tok, MESSAGES[:1], variables={"tools": [{}]}, chat_template="rag") == "r"
 
     def test_a_turn_ends_where_the_vocabulary_has_no_token_for_it(self):
         assert stops(tokenizer(None), "chatml") == [] and stops(tokenizer(None), None) == []

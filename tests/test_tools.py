@@ -281,6 +281,15 @@ def test_tools_stand_in_the_prompt(chat):
     )
 
 
+def test_the_template_that_a_file_has_for_tools(chat, monkeypatch):
+    monkeypatch.setattr(chat.tokenizer, "chat_templates", {"tool_use": tool_templates.HERMES})
+    request = {"messages": MESSAGES, "options": {}}
+    with_tools = constrain(chat._runtime, ChatRequest(**request, tools=TOOLS))
+    assert with_tools.ids == asked(chat, "HERMES").ids
+    without = constrain(chat._runtime, ChatRequest(**request, tools=TOOLS, tool_choice="none"))
+    assert without.ids == chat.render_chat(MESSAGES)
+
+
 @pytest.mark.parametrize(
     ("request_", "error", "words"),
     [

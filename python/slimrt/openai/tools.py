@@ -107,9 +107,9 @@ def constrain(runtime: Runtime, request: ChatRequest) -> Chat:
         Others as slimrt.tokenizer.chat.render_chat.
     """
     tokenizer = runtime.source.tokenizer
-    template = find_template(tokenizer, request.chat_template)
-    thoughts = thoughts_of(template)
     tools, required = chosen_tools(request)
+    template = find_template(tokenizer, request.chat_template, tools=bool(tools))
+    thoughts = thoughts_of(template)
     calls = any(isinstance(one, Mapping) and one.get("tool_calls") for one in request.messages)
     format = tool_format(tokenizer, template) if tools or calls else None
     ids = _prompt(tokenizer, template, request, tools, format)

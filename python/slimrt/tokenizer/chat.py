@@ -81,19 +81,22 @@ def render_chat_text(
     return marks.plain(text)
 
 
-def find_template(tokenizer: Tokenizer, chat_template: Template | None = None) -> str:
+def find_template(tokenizer: Tokenizer, chat_template: Template | None = None, *, tools: bool = False) -> str:
     """Return the text (jinja2) of a chat template.
 
     Args:
         tokenizer: the model's.
         chat_template: None: the model's own. Else jinja2 text, or the name of one of several that the file has, or of a
             built-in one (slimrt.tokenizer.chat_templates), or a file.
+        tools: there are some: the model's own is the one that it has for them under "tool_use", if any.
 
     Raises:
         UnsupportedError: the model has none; or there is none of that name, and no such file.
         OSError, ValueError: the file cannot be read, or is not UTF-8.
     """
     if chat_template is None:
+        if tools and "tool_use" in tokenizer.chat_templates:
+            return tokenizer.chat_templates["tool_use"]
         if tokenizer.chat_template is None:
             raise UnsupportedError(
                 "the model has no chat template (tokenizer.chat_template in a GGUF, chat_template in a directory's "
@@ -129,11 +132,11 @@ def _render(
     variables: Mapping[str, Any],
 ) -> tuple[_Marks, str]:
     """The text of a conversation, in which marks stand for the control tokens that messages and variables spell out."""
-    template = find_template(tokenizer, chat_template)
-    compiled = _compiled(template)
-    made = checked_messages(messages, template, answer=add_generation_prompt)
     tokens = {f"{name}_token": tokenizer.vocabulary.tokens[id] for name, id in tokenizer.vocabulary.special_ids.items()}
     _check_variables(variables, {"messages", "add_generation_prompt", *tokens})
+    template = find_template(tokenizer, chat_template, tools=bool(variables.get("tools")))
+    compiled = _compiled(template)
+    made = checked_messages(messages, template, answer=add_generation_prompt)
     marks = _Marks(tokenizer.spelled_out)
     sought = frozenset(control for control in marks.controls if control in _sought(template))
     given = {"tools": None, "documents": None} | marks.put(variables)
