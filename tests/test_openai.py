@@ -106,6 +106,27 @@ def test_a_chosen_token_is_among_the_likeliest_shown():
     }  # fmt: skip
 
 
+def test_offsets_are_of_the_text(model):
+    """A character of several tokens counts once, wherever the prompt ends."""
+    text = " \U0001f600\u00e9\u65e5 the"
+    ids = model.tokenize(text[1:], add_special_tokens=False)  # SentencePiece writes the first space
+    assert len(ids) > len(text)
+
+    def say(so_far, logits):
+        return np.eye(len(logits), dtype=np.float32)[ids[len(so_far) - n_prompt]] * 99
+
+    n_prompt = len(model.tokenize("\u00e9 cat"))
+    asked = {"prompt": "\u00e9 cat", "logprobs": 1, "max_tokens": len(ids), "logits_processor": say, **PLAIN}
+    wanted = [len(bytes_before.decode("utf-8", "ignore")) for bytes_before in
+              (b"".join(map(model.tokenizer.token_bytes, ids[:at])) for at in range(len(ids)))]  # fmt: skip
+    whole, echoed = (model.create_completion(**asked, echo=echo)["choices"][0] for echo in (False, True))
+    assert whole["text"] == text and whole["logprobs"]["text_offset"] == wanted
+    assert echoed["text"] == f"\u00e9 cat{text}"
+    assert echoed["logprobs"]["text_offset"][n_prompt:] == [len("\u00e9 cat") + offset for offset in wanted]
+    chunks = [chunk["choices"][0]["logprobs"] for chunk in model.create_completion(**asked, stream=True)]
+    assert sum((one["text_offset"] for one in chunks if one), []) == wanted
+
+
 def test_a_chat_completion_is_chat(model):
     wanted = model.chat(MESSAGES, max_tokens=5, logprobs=2, **GREEDY)
     answer = model.create_chat_completion(MESSAGES, max_tokens=5, logprobs=True, top_logprobs=2, **PLAIN)

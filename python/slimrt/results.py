@@ -99,9 +99,11 @@ class TopLogprob(Record):
 
 @dataclass(frozen=True)
 class TokenLogprob(TopLogprob):
-    """A generated token, and the likeliest ones in its place, best first."""
+    """A generated token, the likeliest ones in its place, best first, and where in the text it stands: the characters
+    before the one that it begins or goes on with."""
 
     top: tuple[TopLogprob, ...]
+    offset: int = 0
 
 
 @dataclass(frozen=True)

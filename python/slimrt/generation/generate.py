@@ -89,7 +89,7 @@ class Run:
         self._sampler = options.sampler(seed, self.ends, breakers)
         self._sampler.accept(list(prompt))
         self._text: list[str] = []
-        self._n_taken = 0
+        self._n_taken = self._n_characters = 0
         self._logprobs: list[TokenLogprob] = []
         self._called = called
         self._cached = self._held = 0
@@ -205,7 +205,9 @@ class Run:
         if self._matcher is not None:
             self._matcher.accept(token)
         if self._detokenizer:
-            self._show(self._detokenizer.feed(token))
+            text = self._detokenizer.feed(token)
+            self._n_characters += len(text)
+            self._show(text)
         assert self.session is not None
         if self._filter.stopped:
             self.finish_reason = "stop"
@@ -310,7 +312,7 @@ class Run:
     def _token_logprob(self, token: int, logprobs: Logprobs) -> TokenLogprob:
         logprob, top = logprobs
         likeliest = tuple(TopLogprob(id, self._token_text(id), value) for id, value in top)
-        return TokenLogprob(token, self._token_text(token), logprob, likeliest)
+        return TokenLogprob(token, self._token_text(token), logprob, likeliest, self._n_characters)
 
     def _token_text(self, token: int) -> str:
         return self._tokenizer.token_bytes(token).decode("utf-8", "replace") if self._tokenizer else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from slimrt import core
 from slimrt.generation.loop import loop_of
 from slimrt.generation.search import Read, Task
@@ -30,6 +32,7 @@ def _scored(runtime: Runtime, ids: list[int], n: int) -> Task[tuple[str, list[To
     tokenizer, found = runtime.source.tokenizer, list[TokenLogprob]()
     detokenizer = tokenizer.detokenizer(skip_special_tokens=True)
     texts = [detokenizer.feed(id) for id in ids]
+    offsets = [0, *itertools.accumulate(map(len, texts))]
 
     def text_of(token: int) -> str:
         return tokenizer.token_bytes(token).decode("utf-8", "replace")
@@ -41,5 +44,5 @@ def _scored(runtime: Runtime, ids: list[int], n: int) -> Task[tuple[str, list[To
                 at = len(found) + 1
                 logprob, top = core.token_logprobs(row, ids[at], n)
                 shown = tuple(TopLogprob(id, text_of(id), value) for id, value in top)
-                found.append(TokenLogprob(ids[at], texts[at], logprob, shown))
+                found.append(TokenLogprob(ids[at], texts[at], logprob, shown, offsets[at]))
     return texts[0], found

@@ -98,9 +98,9 @@ class OpenAIMethods(TextGeneration):
         choices = []
         for index, result in enumerate(results):
             its = ids[index // n]
-            shown = None if count is None else self._completion_logprobs(its, result, count, echo)
-            text = begun[index // n] + result.text
-            choices.append(completion_choice(index, text, shown, finish_reason(result)))
+            before = begun[index // n] if echo else None
+            shown = None if count is None else self._completion_logprobs(its, result, count, before)
+            choices.append(completion_choice(index, (before or "") + result.text, shown, finish_reason(result)))
         return head.response(_COMPLETION, choices, usage(results[::n], results))
 
     __call__ = create_completion
@@ -203,23 +203,22 @@ class OpenAIMethods(TextGeneration):
         """A prompt as text."""
         return prompt if isinstance(prompt, str) else self._runtime.source.tokenizer.decode(ids, True)
 
-    def _completion_logprobs(self, prompt: list[int], result: Generation, count: int, echo: bool) -> Json:
+    def _completion_logprobs(self, prompt: list[int], result: Generation, count: int, before: str | None) -> Json:
+        """before: the prompt as text, to be scored too; None: it is not echoed."""
         bytes_of = self._runtime.source.tokenizer.token_bytes
         tokens = result.logprobs or ()
-        if not echo:
+        if before is None:
             return completion_logprobs(tokens, count, bytes_of)
         first, scored = prompt_logprobs(self._runtime, prompt, max(count, 1))
-        return completion_logprobs([*scored, *tokens], count, bytes_of, first=first)
+        return completion_logprobs(tokens, count, bytes_of, offset=len(before), first=first, prompt=scored)
 
     def _completion_chunks(
         self, head: Head, prompt: list[int], options: GenerateOptions, begun: str, count: int | None, counts: bool
     ) -> Iterator[Json]:
-        bytes_of, offset = self._runtime.source.tokenizer.token_bytes, 0
+        bytes_of = self._runtime.source.tokenizer.token_bytes
 
         def piece(text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> Json:
-            nonlocal offset
-            shown = None if count is None or not tokens else completion_logprobs(tokens, count, bytes_of, offset=offset)
-            offset += sum(len(one.text) for one in tokens)
+            shown = None if count is None or not tokens else completion_logprobs(tokens, count, bytes_of)
             return completion_choice(0, text, shown, reason)
 
         first = head.response(_COMPLETION, [completion_choice(0, begun, None, None)]) if begun else None

@@ -73,25 +73,27 @@ def chat_piece(index: int, delta: Mapping[str, Any], logprobs: Json | None, reas
 
 
 def completion_logprobs(
-    tokens: Sequence[TokenLogprob], count: int, bytes_of: BytesOf, *, offset: int = 0, first: str | None = None
-) -> Json:
+    tokens: Sequence[TokenLogprob], count: int, bytes_of: BytesOf, *,
+    offset: int = 0, first: str | None = None, prompt: Sequence[TokenLogprob] = (),
+) -> Json:  # fmt: skip
     """Of a text_completion: lists with an entry a token.
 
     Args:
         count: likeliest tokens shown in each place; the chosen one is among them in any case.
-        offset: characters before the first token.
-        first: the text of a token before them that has nothing before it, and no probability.
+        offset: characters before the text of these tokens.
+        first, prompt: tokens that are shown before them: the text of one that has nothing before it, and no
+            probability, and those that follow it.
     """
     texts = [] if first is None else [first]
     values: list[float | None] = [None] * len(texts)
     tops: list[dict[str, float] | None] = [None] * len(texts)
-    for one in tokens:
+    offsets = [0] * len(texts) + [one.offset for one in prompt] + [offset + one.offset for one in tokens]
+    for one in (*prompt, *tokens):
         texts.append(one.text)
         values.append(one.logprob)
         likeliest = reversed(one.top[:count])  # of tokens that look the same the likelier one stays
         tops.append({text_of(top.token, bytes_of): top.logprob for top in likeliest} | {one.text: one.logprob})
-    ends = np.cumsum([offset, *map(len, texts)]).tolist()
-    return {"tokens": texts, "text_offset": ends[:-1], "token_logprobs": values, "top_logprobs": tops}
+    return {"tokens": texts, "text_offset": offsets, "token_logprobs": values, "top_logprobs": tops}
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], count: int, bytes_of: BytesOf) -> Json:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from slimrt.generation.options import Options
 from slimrt.model import Model
@@ -74,10 +74,10 @@ def plan_completion(model: Model, request: CompletionRequest, scored: Sequence[S
     """scored: of each prompt, what echo shows of it."""
     bytes_of = model.tokenizer.token_bytes if request.logprobs is not None else None
 
-    def shown(tokens: Sequence[TokenLogprob], offset: int = 0, first: str | None = None) -> Json | None:
+    def shown(tokens: Sequence[TokenLogprob], **before: Any) -> Json | None:
         if bytes_of is None or request.logprobs is None:
             return None
-        return completion_logprobs(tokens, request.logprobs, bytes_of, offset=offset, first=first)
+        return completion_logprobs(tokens, request.logprobs, bytes_of, **before)
 
     def choice(index: int, prompt: int) -> Choice:
         return CompletionChoice(index, scored[prompt], shown)
@@ -140,15 +140,12 @@ class CompletionChoice:
     index: int
     prompt: Scored
     shown: Callable[..., Json | None]
-    _offset: int = field(default=0, init=False)
 
     def opening(self) -> Json | None:
         prompt = self.prompt
         if not prompt.text:
             return None
-        shown = None
-        if prompt.first is not None:
-            shown, self._offset = self.shown(prompt.tokens, first=prompt.first), _length(prompt)
+        shown = None if prompt.first is None else self.shown((), first=prompt.first, prompt=prompt.tokens)
         return completion_choice(self.index, prompt.text, shown, None)
 
     def piece(self, text: str, tokens: Sequence[TokenLogprob]) -> list[Json]:
@@ -158,16 +155,12 @@ class CompletionChoice:
         return [completion_choice(self.index, "", self._shown_next(tokens), _reason(result, late))]
 
     def whole(self, result: Generation, late: bool) -> Json:
-        tokens = [*self.prompt.tokens, *(result.logprobs or ())]
-        shown = self.shown(tokens, first=self.prompt.first)
-        return completion_choice(self.index, self.prompt.text + result.text, shown, _reason(result, late))
+        prompt = self.prompt
+        shown = self.shown(result.logprobs or (), offset=len(prompt.text), first=prompt.first, prompt=prompt.tokens)
+        return completion_choice(self.index, prompt.text + result.text, shown, _reason(result, late))
 
     def _shown_next(self, tokens: Sequence[TokenLogprob]) -> Json | None:
-        if not tokens:
-            return None
-        shown = self.shown(tokens, offset=self._offset)
-        self._offset += sum(len(one.text) for one in tokens)
-        return shown
+        return self.shown(tokens, offset=len(self.prompt.text)) if tokens else None
 
 
 def _reason(result: Generation, late: bool) -> str | None:
@@ -191,7 +184,3 @@ def counts(plan: Plan, n: int, results: Sequence[Generation]) -> Json:
 def measured(results: Sequence[Generation]) -> Json:
     """Speed and cache of an answer's texts, for who asks for them (x-slimrt: 1)."""
     return {"timings": [one.timings.to_dict() for one in results], "cache": [one.cache.to_dict() for one in results]}
-
-
-def _length(prompt: Scored) -> int:
-    return len(prompt.first or "") + sum(len(one.text) for one in prompt.tokens)
