@@ -209,6 +209,14 @@ class TestSpecialTokens:
         tokenizer = Tokenizer.from_gguf_fields(sentencepiece_fields(eot_token_id=7, eom_token_id=9))
         assert {2, 7, 9} <= tokenizer.eog_ids
 
+    @pytest.mark.parametrize("end", ["<turn|>", "<|tool_response>", "<end_of_utterance>", "<|im_start|>"])
+    def test_end_of_generation_by_name(self, end):
+        """Gemma 4's files declare <eos>, and have one of its other ends as a token that is user-defined."""
+        fields = sentencepiece_fields()
+        tokens = [end if token == "<|tool|>" else token for token in fields["tokenizer.ggml.tokens"]]
+        tokenizer = Tokenizer.from_gguf_fields(fields | {"tokenizer.ggml.tokens": tokens})
+        assert (tokens.index(end) in tokenizer.eog_ids) is (end != "<|im_start|>")
+
     def test_end_of_a_harmony_message_is_not_the_end_of_a_turn(self):
         control = {"<|return|>": 1, "<|call|>": 2, "<|end|>": 3}
         assert end_of_generation(control, [None]) == {1, 2}

@@ -119,7 +119,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
         suffix=_around("eos", ggml, special_ids, model == "t5"),
         special_ids=special_ids,
         eog_ids=end_of_generation(
-            {tokens[id]: id for id in control},
+            {tokens[id]: id for id in control.union(by_type[_Type.USER_DEFINED])},
             [special_ids.get("eos"), ggml.id("eot", len(tokens)), ggml.id("eom", len(tokens))],
         ),
         chat_template=ggml.chat_template(),

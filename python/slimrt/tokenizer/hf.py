@@ -82,7 +82,7 @@ def load_file(path: Path) -> Vocabulary:
         prefix=prefix,
         suffix=suffix,
         special_ids=special_ids,
-        eog_ids=end_of_generation({added[id].content: id for id in control}, [special_ids.get("eos"), *ends]),
+        eog_ids=end_of_generation({token.content: id for id, token in added.items()}, [special_ids.get("eos"), *ends]),
         **_chat_templates(directory, config),
     )
 

@@ -14,7 +14,7 @@ from slimrt.errors import ModelFormatError, SlimrtError
 SPACE = "\u2581"  # how SentencePiece writes a space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
-# Control tokens with which the known chat formats end a turn.
+# Tokens with which the known chat formats end a turn, or (<|tool_response>) give it to who runs the tools.
 _END_OF_TURN = (
     "<|eot_id|>",
     "<|eom_id|>",
@@ -23,6 +23,9 @@ _END_OF_TURN = (
     "<|return|>",
     "<|call|>",
     "<end_of_turn>",
+    "<turn|>",
+    "<|tool_response>",
+    "<end_of_utterance>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "<|eot|>",
@@ -101,16 +104,16 @@ def typed(what: str) -> Iterator[None]:
         raise ModelFormatError(f"{what}: {error}") from error
 
 
-def end_of_generation(control: Mapping[str, int], declared: Iterable[int | None]) -> frozenset[int]:
+def end_of_generation(matched: Mapping[str, int], declared: Iterable[int | None]) -> frozenset[int]:
     """Return the ids that end a generation.
 
     Args:
-        control: the text of each control token, to its id.
+        matched: the text of each control or user-defined token, to its id: some files have an end as the latter.
         declared: the ids that the file itself calls ends (eos, eot, eom); None where it has none.
     """
-    known = {control[text] for text in _END_OF_TURN if text in control}
-    if "<|return|>" in control and "<|call|>" in control:
-        known.discard(control.get("<|end|>"))  # the harmony format ends a message with it, not the turn
+    known = {matched[text] for text in _END_OF_TURN if text in matched}
+    if "<|return|>" in matched and "<|call|>" in matched:
+        known.discard(matched.get("<|end|>"))  # the harmony format ends a message with it, not the turn
     return frozenset(known | {id for id in declared if id is not None})
 
 
