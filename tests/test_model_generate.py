@@ -202,6 +202,12 @@ def test_a_text_that_finds_no_room_ends_where_it_is(tiny):
         assert text.usage.prompt_tokens + len(text.tokens) == 33  # the last token takes no row
 
 
+def test_no_ids_at_all_are_not_said_to_lack_a_bos(model):
+    for task in (model.generate, model.embed):
+        with pytest.raises(ValueError, match="no tokens: give some text, or a BOS token if the model has one"):
+            task([[]])
+
+
 def test_max_tokens_zero_only_reads_the_prompt(model):
     result = model.generate(PROMPT, max_tokens=0)
     assert (result.text, result.tokens, result.finish_reason) == ("", (), "length")

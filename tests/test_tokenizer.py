@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conftest import third_party
 from slimrt.tokenizer.tokenizer import Tokenizer
 from slimrt.tokenizer.vocabulary import end_of_generation
-from vocabularies import SMALL, VOCABULARIES, quick, sentencepiece_fields, texts, vectors, vocabulary
+from vocabularies import SMALL, VOCABULARIES, byte_level_fields, quick, sentencepiece_fields, texts, vectors, vocabulary
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -177,6 +177,12 @@ class TestSpecialTokens:
         assert tokenizer.encode("ab") == [1] * bos + inner + [2] * eos
         assert tokenizer.encode("<s>ab</s>") == [1, *inner, 2]
 
+    def test_one_token_at_both_ends(self):
+        fields = byte_level_fields(add_bos_token=True, add_eos_token=True)
+        end = fields["tokenizer.ggml.eos_token_id"]
+        tokenizer = Tokenizer.from_gguf_fields(fields | {"tokenizer.ggml.bos_token_id": end})
+        assert tokenizer.encode("") == [end, end] and tokenizer.encode("<|endoftext|>") == [end]
+
     @pytest.mark.parametrize("name", SMALL)
     def test_control_text_is_a_token_only_when_parsed(self, name):
         tokenizer = SMALL[name]
@@ -227,6 +233,9 @@ class TestSpecialTokens:
         assert tokenizer.token_bytes(tokenizer.vocab_size + 5) == b""
         with pytest.raises(ValueError, match="negative"):
             tokenizer.decode([-1])
+        for wrong in ([1.5], "ab", [[1]]):
+            with pytest.raises(TypeError, match="a token id must be a whole number"):
+                tokenizer.decode(wrong)
 
     def test_lone_surrogates_are_a_value_error(self):
         with pytest.raises(ValueError, match="lone surrogate at character 1"):

@@ -54,7 +54,7 @@ def embeddings(
 
 def _check(runtime: Runtime, text: Sequence[int], number: int) -> None:
     if not text:
-        raise ValueError(f"text {number} has no tokens, and the model has no BOS token: give some text")
+        raise ValueError(f"text {number} has no tokens: give some text, or a BOS token if the model has one")
     if not runtime.source.has_encoder:
         return check_length(len(text), runtime, f"text {number}")
     if len(text) > (most := core.encoder_of(runtime.info)["n_source"]):

@@ -57,7 +57,7 @@ class Run:
         called: float,
     ):
         if not prompt:
-            raise ValueError("the prompt has no tokens, and the model has no BOS token to begin with: give some text")
+            raise ValueError("the prompt has no tokens: give some text, or a BOS token if the model has one")
         check_length(len(prompt), runtime, "the prompt")
         breaking = options.dry_sequence_breakers if options.dry_multiplier else ()
         tokenizer = runtime.source.tokenizer_if_any

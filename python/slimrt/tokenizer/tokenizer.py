@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import pre_tokenizers
 
 from slimrt.errors import ModelFormatError
+from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.forking import watch
 from slimrt.tokenizer import gguf, hf
 from slimrt.tokenizer.detokenizer import IncrementalDetokenizer
@@ -98,8 +99,9 @@ class Tokenizer:
             ids = self._encoded(text, parse_special)[0]
         if not add_special_tokens:
             return ids
-        ids, suffix = self.with_bos(ids), list(self.vocabulary.suffix)
-        return ids if not suffix or ids[-len(suffix) :] == suffix else ids + suffix
+        suffix = list(self.vocabulary.suffix)
+        ends = bool(suffix) and ids[-len(suffix) :] == suffix
+        return self.with_bos(ids) + ([] if ends else suffix)
 
     def _encoded(self, text: str, parse_special: bool) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids, and the characters of the text that each stands for. The caller holds the lock. Errors as encode."""
@@ -167,10 +169,10 @@ class Tokenizer:
             skip_special_tokens: leave control tokens out.
 
         Raises:
-            ValueError: an id is negative.
+            ValueError: an id is negative. TypeError: it is no whole number.
         """
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
-        return "".join([detokenizer.feed(int(id)) for id in ids]) + detokenizer.flush()
+        return "".join([detokenizer.feed(whole("a token id", id)) for id in ids]) + detokenizer.flush()
 
     def token_bytes(self, id: int) -> bytes:
         """Return the bytes one token stands for; empty for an id without a token, ValueError if negative."""
