@@ -118,6 +118,21 @@ def test_sentencepiece_tokenizer(tmp_path):
     assert got.encode("\u4f60 hi") == own.encode("\u4f60 hi")  # bytes where no token is
 
 
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_metaspace_tokenizer(scheme, tmp_path):
+    """Mistral's later ones: no space in front of what has one or, with "first", of what follows a control token."""
+    made = sentencepiece_like()
+    made.normalizer = None
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    directory = with_tokenizer(tmp_path, made, made.get_vocab_size())
+    convert(directory, tmp_path / "out.gguf")
+    got = slimrt.Tokenizer(tmp_path / "out.gguf")
+    for text in ("the", " the", "</s>the", "</s> the</s>the ", "", " "):
+        assert got.encode(text) == made.encode(text).ids, repr(text)
+    marked = "a</s>the"
+    assert got.encode_plain(marked, lambda part: part) == made.encode(marked, add_special_tokens=False).ids
+
+
 def test_gemma_tokenizer(tmp_path):
     """Cut at spaces that the normalizer has replaced; runs of them are added tokens that are not special."""
     made, parts = sentencepiece_like(), tokenizers.decoders

@@ -18,6 +18,9 @@ from slimrt.tokenizer import pretokenizers
 from slimrt.tokenizer.vocabulary import SPACE, Vocabulary, end_of_generation
 
 _NO_TOKEN = 0xFFFFFFFF
+METASPACE = "tokenizer.slimrt.metaspace"
+"""Where the tokenizer.json that a file was made of puts a space in front of what has none: before the "first" word of a
+text, or "always", behind control tokens too. GGUF knows no such rule: there each part gets one more space."""
 _MODELS = ("llama", "gpt2", "t5", "gemma4")
 
 
@@ -91,6 +94,9 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
             backend = _bpe(tokens, ggml.strings("merges"), pre)
         elif model == "llama":
             backend = _sentencepiece(tokens, ggml.numbers("scores", len(tokens)), types, space_prefix)
+            if scheme := fields.get(METASPACE):
+                backend.normalizer = None
+                backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
         elif model == "gemma4":
             backend = _characters(tokens, _pairs(ggml.strings("merges")), types, space_prefix)
             backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")

@@ -19,7 +19,7 @@ from slimrt.modelfile.gguf import array, boolean, string, uint32
 from slimrt.modelfile.hf.sentencepiece_model import read_scores
 from slimrt.modelfile.hf.vocabulary_unigram import SENTENCEPIECE_FILES, sentencepiece_fields, unigram_kind
 from slimrt.modelfile.hf.vocabulary_whisper import is_special, with_timestamps
-from slimrt.tokenizer import pretokenizers
+from slimrt.tokenizer import gguf, pretokenizers
 from slimrt.tokenizer.tokenizer import Tokenizer
 from slimrt.tokenizer.vocabulary import SPACE, Vocabulary
 
@@ -111,6 +111,8 @@ def _fields(
         **{f"{name}_token_id": uint32(id) for name, id in ids.items() if id is not None and id < n_vocab},
     }
     named = {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
+    if "scores" in kind and not unigram and (scheme := _metaspace(vocabulary)):
+        named[gguf.METASPACE] = string(scheme)
     if tokenizer.chat_template:
         named["tokenizer.chat_template"] = string(tokenizer.chat_template)
     for name, template in tokenizer.chat_templates.items():
@@ -183,6 +185,12 @@ def _require_sentencepiece(vocabulary: Vocabulary, model: Mapping[str, Any], whe
     steps = {_step(part) for component in (backend.normalizer, backend.pre_tokenizer) for part in _parts(component)}
     if not model.get("byte_fallback") or not steps <= {"Prepend", "Replace", "Metaspace", "Split at spaces"}:
         raise UnsupportedError(f"{where}: neither byte-level BPE nor SentencePiece's with byte fallback")
+
+
+def _metaspace(vocabulary: Vocabulary) -> str | None:
+    """The rule by which a Metaspace puts spaces in front of a text, if there is one."""
+    parts = _parts(vocabulary.backend.pre_tokenizer)
+    return next((part["prepend_scheme"] for part in parts if part["type"] == "Metaspace"), None)
 
 
 def _step(part: Mapping[str, Any]) -> str:
