@@ -83,6 +83,7 @@ class TestText:
         first = "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}"
         assert text(first) == "user"
         assert text("a{% generation %}{{ messages[1].content }}{% endgeneration %}b") == "ahellob"
+        assert text("{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}[{{ x }}]") == "1[]"
 
     def test_strftime_now(self):
         assert text("{{ strftime_now('%Y') }}") == datetime.datetime.now().strftime("%Y")
@@ -243,6 +244,7 @@ class TestErrors:
         for content, shown in {"/no_think": "", "be brief /no_think": "be brief"}.items():
             messages = [{"role": "system", "content": content}, MESSAGES[0]]
             assert text(template, messages) == f"{shown}|{MESSAGES[0]['content']}"
+        assert text("{{ messages[0].content | upper }}", messages) == "BE BRIEF /NO_THINK"
 
     @pytest.mark.parametrize(
         ("variables", "message"),

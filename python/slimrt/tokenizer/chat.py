@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Template = str | os.PathLike[str]
 
-_PROBE = "3f7a90c2"  # a text that no template writes by itself
+_PROBE = "730519826404"  # a text that no template writes by itself, the same in upper and lower case
 
 # Where a template looks for a text in what it is given, as in content.split('</think>') or '</think>' in content.
 _LOOKS_FOR = re.compile(
@@ -259,13 +259,13 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 class _GenerationTag(Extension):
-    """{% generation %}: marks the assistant's text for training; for inference it is its content."""
+    """{% generation %}: marks the assistant's text for training; for inference it is its content, in its own scope."""
 
     tags = {"generation"}
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 def _to_json(
