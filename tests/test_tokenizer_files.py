@@ -224,14 +224,22 @@ class TestDirectory:
         assert (tokenizer.bos_id, tokenizer.eos_id) == (256, 257)
         assert tokenizer.eog_ids == {257, 7, 258}
 
+    def test_null_is_no_name(self, directory):
+        write(directory, "special_tokens_map.json", {"eos_token": {"content": "<eos>"}})
+        write(directory, "tokenizer_config.json", {"eos_token": None})
+        assert Tokenizer(directory).eos_id == 257
+
     def test_chat_template_places(self, directory):
         write(directory, "tokenizer_config.json", {"chat_template": "one"})
         assert Tokenizer(directory).chat_template == "one"
         named = [{"name": "tool_use", "template": "two"}, {"name": "default", "template": "three"}]
         write(directory, "tokenizer_config.json", {"chat_template": named})
         assert Tokenizer(directory).chat_template == "three"
-        (directory / "chat_template.jinja").write_text("four")
+        (directory / "chat_template.jinja").write_text("\ufefffour")  # as some editors begin a file
         assert Tokenizer(directory).chat_template == "four"
+        (directory / "chat_template.jinja").write_bytes(b"\xe4")
+        with pytest.raises(ModelFormatError, match="chat_template.jinja: not UTF-8"):
+            Tokenizer(directory)
 
     def test_broken_neighbours(self, directory):
         for text in ("[1]", "{", '"x"'):

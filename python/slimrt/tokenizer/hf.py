@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 import tokenizers
 
 from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.plumbing.files import decode_text
 from slimrt.tokenizer.vocabulary import Vocabulary, end_of_generation, typed
 
 _MOST_GAPS = 1 << 20  # ids below the largest that no token has
@@ -136,7 +137,8 @@ def _special_ids(
     directory: Path | None, config: dict[str, Any], ids: Mapping[str, int]
 ) -> tuple[dict[str, int], list[int]]:
     """The ids of bos, eos, unk and pad, and every id that the generation settings end on."""
-    named = _read_json(directory, "special_tokens_map.json") | config
+    named = _read_json(directory, "special_tokens_map.json")
+    named |= {name: value for name, value in config.items() if value is not None}
     settings = _read_json(directory, "config.json") | _read_json(directory, "generation_config.json")
     known = set(ids.values())
     found, ends = {}, []
@@ -191,6 +193,6 @@ def _chat_templates(directory: Path | None, config: Mapping[str, Any]) -> _Templ
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ModelFormatError(f"{path}: not UTF-8: {error}") from error
+        return decode_text(path.read_bytes(), str(path))
+    except ValueError as error:
+        raise ModelFormatError(str(error)) from error
