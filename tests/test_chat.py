@@ -124,6 +124,12 @@ class TestMessages:
         got = text(template, [MESSAGES[0], call, {"role": "tool", "content": "4"}])
         assert got == f"{MESSAGES[0]['content']};calls add;4;"
 
+    @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+    def test_thoughts_by_any_name(self, name):
+        messages = [MESSAGES[0], {"role": "assistant", "content": "b", name: "t"}, MESSAGES[0]]
+        assert text("{{ messages[1].reasoning_content }}{{ messages[1].thinking }}", messages) == "tt"
+        assert text("{{ messages[0].thinking }}|{{ messages[0].reasoning_content }}", messages) == "|"
+
     def test_tools_answer_calls(self):
         calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
         messages = [

@@ -14,6 +14,12 @@ Message = Mapping[str, Any]
 # Where a template asks whether there is a content: those of DeepSeek's write calls where there is none.
 _ASKS_FOR_NONE = re.compile(r"""content['"]?\]?\s+(?:is\s+(?:not\s+)?|[!=]=\s*)none\b""", re.IGNORECASE)
 
+_THOUGHTS = (
+    "reasoning_content",
+    "thinking",
+    "reasoning",
+)  # names that clients have for them; templates read the first two
+
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -56,7 +62,13 @@ def _checked(where: str, message: Message, template: str) -> dict[str, Any]:
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise ChatError(f"{where}: the {role}'s message has no content")
     nothing = None if _ASKS_FOR_NONE.search(template) else ""
-    return {**message, "content": nothing if content is None else _text(where, content)}
+    return {**_with_thoughts(message), "content": nothing if content is None else _text(where, content)}
+
+
+def _with_thoughts(message: Message) -> Message:
+    """A message whose thoughts, if it has some, are where templates look for them, as transformers has it."""
+    thoughts = next((message[name] for name in _THOUGHTS if message.get(name) is not None), None)
+    return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 def _text(where: str, content: Any) -> str:
