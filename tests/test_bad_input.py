@@ -243,8 +243,9 @@ def test_metadata_that_makes_no_sense(case, tmp_path):
     changes, words = METADATA[case]
     path = write_random(tmp_path / "model.gguf", SMALL, changes=changes)
     for load in (_core.Engine, _core.plan):
-        with pytest.raises((slimrt.ModelFormatError, slimrt.UnsupportedError), match=words):
+        with pytest.raises((slimrt.ModelFormatError, slimrt.UnsupportedError), match=words) as caught:
             load(str(path), n_ctx=8)
+        assert str(path) in str(caught.value)
 
 
 def test_unknown_architecture_names_the_known_ones(tmp_path):

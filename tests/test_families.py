@@ -14,6 +14,7 @@ from conftest import GOLDEN, decode, open_engine, relative, rms
 from gguf_shapes import Shape, write_random, write_sparse
 from reference import Reference
 from slimrt.folding.attention import Attention
+from slimrt.folding.rotation import Rotation
 from slimrt.modelfile.gguf import ModelData, Tensor, boolean, float32, read_gguf, string, uint32, write_gguf
 
 IDS = np.random.default_rng(3).integers(3, 60, 40)
@@ -46,6 +47,28 @@ def test_phi2_with_fused_rows(convert, tmp_path):
             tensors[fused.name] = fused
     path = rewritten(tmp_path / "fused.gguf", ModelData(model.metadata, tensors))
     assert np.array_equal(logits(path), logits(convert(GOLDEN / "phi2")))
+
+
+@pytest.mark.parametrize("kind", ["linear", "none"])
+def test_a_magnitude_without_yarn(kind, convert, tmp_path):
+    """What rotates is times attn_factor, whatever scales its angles, as in llama.cpp; offline, too."""
+    prefix = "llama.rope.scaling."
+    fields = {"attn_factor": float32(0.7), "type": string(kind), "factor": float32(4 if kind == "linear" else 1)}
+    model = read_gguf(convert(GOLDEN / "llama_linear")).with_metadata({prefix + key: v for key, v in fields.items()})
+    path = rewritten(tmp_path / "model.gguf", model)
+    assert relative(logits(path), Reference(path).logits(IDS)) < FLOAT32
+    assert Rotation.of(model, Attention.of(model), 64).magnitude == pytest.approx(0.7)
+
+
+def test_old_files_say_only_scale_linear(convert, tmp_path):
+    """The runtime and what is measured offline read it alike."""
+    model = read_gguf(convert(GOLDEN / "llama_linear"))
+    said = {key: v for key, v in model.metadata.items() if "rope.scaling" not in key}
+    old = ModelData(said | {"llama.rope.scale_linear": model.metadata["llama.rope.scaling.factor"]}, model.tensors)
+    path = rewritten(tmp_path / "model.gguf", old)
+    assert np.array_equal(logits(path), logits(convert(GOLDEN / "llama_linear")))
+    ours, wanted = (Rotation.of(one, Attention.of(one), 64) for one in (old, model))
+    assert np.array_equal(ours.frequencies, wanted.frequencies)
 
 
 @pytest.mark.parametrize(("name", "key"), [("gptneox", "slimrt.activation"), ("phi2", "slimrt.activation"),

@@ -32,9 +32,10 @@ RopeConfig read_rope(const GgufFile& file, const std::string& prefix, const Mode
     for (const LayerConfig& layer : c.layers)
         if (layer.window == 0) head_dim = layer.head_dim;
     r.n_rot = int(file.integer(prefix + "rope.dimension_count", 2, head_dim, head_dim));
-    if (r.n_rot % 2) fail(ErrorCode::format, prefix, "rope.dimension_count is odd: ", r.n_rot);
+    if (r.n_rot % 2)
+        fail(ErrorCode::format, file.path(), ": ", prefix, "rope.dimension_count is odd: ", r.n_rot);
     if (r.n_rot != head_dim && !c.architecture->partial_rotary)
-        fail(ErrorCode::unsupported, "partial rotary embedding (", r.n_rot, " of ", head_dim,
+        fail(ErrorCode::unsupported, file.path(), ": partial rotary embedding (", r.n_rot, " of ", head_dim,
              " dimensions) is not supported by architecture '", c.architecture->name, "'");
     r.base = file.number(prefix + "rope.freq_base", 10000.0);
     // Old files say only rope.scale_linear.
@@ -50,10 +51,13 @@ RopeConfig read_rope(const GgufFile& file, const std::string& prefix, const Mode
     else if (type == "longrope")
         r.scaling = RopeScaling::longrope;
     else if (type != "none")
-        fail(ErrorCode::unsupported, prefix, "rope.scaling.type '", type,
+        fail(ErrorCode::unsupported, file.path(), ": ", prefix, "rope.scaling.type '", type,
              "' is not supported; supported are: none, linear, yarn, longrope");
     if (!(r.base > 0) || !(r.factor > 0))
-        fail(ErrorCode::format, prefix, "rope.freq_base and factor must be positive");
+        fail(ErrorCode::format, file.path(), ": ", prefix, "rope.freq_base and factor must be positive");
+    if (longrope && (r.scaling != RopeScaling::longrope || r.factor != 1))
+        fail(ErrorCode::unsupported, file.path(), ": tensor 'rope_factors_long.weight' beside ", prefix,
+             "rope.scaling.type '", type, "' and a factor of ", r.factor, " is not supported");
     r.n_ctx_orig = file.integer(prefix + "rope.scaling.original_context_length", 1, 1 << 30, c.n_ctx_train);
     r.attn_factor = file.number(prefix + "rope.scaling.attn_factor", 0.0);
     r.beta_fast = file.number(prefix + "rope.scaling.yarn_beta_fast", 32.0);
@@ -89,8 +93,8 @@ void read_encoder(const GgufFile& file, const std::string& prefix, ModelConfig& 
     c.relative_buckets = int(file.integer(prefix + "attention.relative_buckets_count", 4, 1 << 16));
     c.relative_distance = int(file.integer(prefix + "attention.relative_max_distance", 2, 1 << 24, 128));
     if (c.relative_buckets % 4 || c.relative_distance <= c.relative_buckets / 2)
-        fail(ErrorCode::format, prefix, "attention.relative_buckets_count ", c.relative_buckets,
-             " and relative_max_distance ", c.relative_distance, " do not go together");
+        fail(ErrorCode::format, file.path(), ": ", prefix, "attention.relative_buckets_count ",
+             c.relative_buckets, " and relative_max_distance ", c.relative_distance, " do not go together");
 }
 
 /// What a family's settle() took from the file.
@@ -119,7 +123,7 @@ void read_caps(const GgufFile& file, const std::string& prefix, ModelConfig& c) 
     const auto read = [&](const char* key) {
         const auto value = float(file.number(prefix + key, 0.0));
         if (!(value >= 0) || !std::isfinite(value))
-            fail(ErrorCode::format, prefix, key, " is ", value, ", not a positive number");
+            fail(ErrorCode::format, file.path(), ": ", prefix, key, " is ", value, ", not a positive number");
         if (value > 0 && c.architecture->encoder != EncoderKind::none)
             fail(ErrorCode::unsupported, file.path(), ": ", prefix, key,
                  " is not supported in an encoder-decoder");
@@ -153,7 +157,7 @@ void read_scales(const GgufFile& file, const std::string& prefix, ModelConfig& c
     const auto read = [&](const char* key, float usual) {
         const auto value = float(file.number(prefix + key, usual));
         if (!(value > 0) || !std::isfinite(value))
-            fail(ErrorCode::format, prefix, key, " is ", value, ", not a positive number");
+            fail(ErrorCode::format, file.path(), ": ", prefix, key, " is ", value, ", not a positive number");
         return value;
     };
     c.embedding_scale = read("embedding_scale", c.embedding_scale);
@@ -180,6 +184,9 @@ ModelConfig read_config(const GgufFile& file) {
     c.architecture = &find_architecture(file);
     c.name = file.string("general.name", file.path());
     const std::string prefix = concat(c.architecture->name, ".");
+    if (!file.boolean(prefix + "attention.causal", true))
+        fail(ErrorCode::unsupported, file.path(), ": attention to later tokens, too (", prefix,
+             "attention.causal is false), is not supported: the model embeds texts and generates none");
     c.n_vocab = read_vocab(file);
     c.n_layers = int(file.integer(prefix + "block_count", 1, 4096));
     c.n_unread_layers = int(file.integer(prefix + "nextn_predict_layers", 0, c.n_layers - 1, 0));
@@ -187,8 +194,8 @@ ModelConfig read_config(const GgufFile& file) {
     c.d_model = int(file.integer(prefix + "embedding_length", 1, 1 << 20));
     c.n_heads = int(file.integer(prefix + "attention.head_count", 1, 1 << 14));
     if (!file.has(prefix + "attention.key_length") && c.d_model % c.n_heads)
-        fail(ErrorCode::format, prefix, "embedding_length ", c.d_model, " is not a multiple of head_count ",
-             c.n_heads);
+        fail(ErrorCode::format, file.path(), ": ", prefix, "embedding_length ", c.d_model,
+             " is not a multiple of head_count ", c.n_heads);
     c.n_ctx_train = file.integer(prefix + "context_length", 1, 1 << 30);
     read_encoder(file, prefix, c);
     read_layers(file, prefix, c);
@@ -200,7 +207,8 @@ ModelConfig read_config(const GgufFile& file) {
         c.architecture->norm == NormKind::rms ||
         (file.has(rms_eps) && !file.has(layer_eps));  // as phimoe's files name that of LayerNorm
     c.norm_eps = float(file.number(of_rms ? rms_eps : layer_eps));
-    if (c.norm_eps < 0) fail(ErrorCode::format, prefix, "the norm's epsilon is negative: ", c.norm_eps);
+    if (c.norm_eps < 0)
+        fail(ErrorCode::format, file.path(), ": ", prefix, "the norm's epsilon is negative: ", c.norm_eps);
     c.activation = read_activation(file, c.architecture->activation);
     read_caps(file, prefix, c);
     read_experts(file, prefix, c);

@@ -19,11 +19,12 @@ void read_groups(const GgufFile& file, const std::string& prefix, ModelConfig& c
     r.groups_used = int(file.integer(prefix + "expert_group_used_count", 1, r.groups));
     const int size = c.n_experts / r.groups;
     if (c.n_experts % r.groups || (r.sigmoid && size < 2))
-        fail(ErrorCode::format, prefix, "expert_group_count ", r.groups, " does not divide ", c.n_experts,
-             " experts into groups", r.sigmoid ? " of two or more" : "");
+        fail(ErrorCode::format, file.path(), ": ", prefix, "expert_group_count ", r.groups,
+             " does not divide ", c.n_experts, " experts into groups", r.sigmoid ? " of two or more" : "");
     if (c.n_experts_used > size * r.groups_used)
-        fail(ErrorCode::format, prefix, "expert_used_count ", c.n_experts_used, " is more than the ",
-             size * r.groups_used, " of ", prefix, "expert_group_used_count ", r.groups_used);
+        fail(ErrorCode::format, file.path(), ": ", prefix, "expert_used_count ", c.n_experts_used,
+             " is more than the ", size * r.groups_used, " of ", prefix, "expert_group_used_count ",
+             r.groups_used);
 }
 
 void read_router(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
@@ -46,7 +47,8 @@ void read_router(const GgufFile& file, const std::string& prefix, ModelConfig& c
     }
     r.scale = float(file.number(prefix + "expert_weights_scale", r.scale));
     if (!(r.scale > 0) || !std::isfinite(r.scale))
-        fail(ErrorCode::format, prefix, "expert_weights_scale is ", r.scale, ", not a positive number");
+        fail(ErrorCode::format, file.path(), ": ", prefix, "expert_weights_scale is ", r.scale,
+             ", not a positive number");
     read_groups(file, prefix, c);
 }
 
@@ -132,7 +134,8 @@ void read_experts(const GgufFile& file, const std::string& prefix, ModelConfig& 
     c.d_ff_expert = int(file.integer(prefix + "expert_feed_forward_length", 1, 1 << 24, c.d_ff));
     const int64_t shared = file.integer(prefix + "expert_shared_count", 0, 1 << 10, 0) * c.d_ff_expert;
     if (shared > 1 << 24)
-        fail(ErrorCode::format, prefix, "expert_shared_count makes a network of ", shared, " columns");
+        fail(ErrorCode::format, file.path(), ": ", prefix, "expert_shared_count makes a network of ", shared,
+             " columns");
     c.d_ff_shared = int(file.integer(prefix + "expert_shared_feed_forward_length", 0, 1 << 24, shared));
     read_router(file, prefix, c);
 }

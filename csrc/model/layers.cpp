@@ -54,9 +54,13 @@ void read_heads(const GgufFile& file, const std::string& prefix, ModelConfig& c)
     const int64_t width = std::max(1, c.d_model / c.n_heads);
     const int64_t full = file.integer(prefix + "attention.key_length", 1, 1 << 16, width);
     const int64_t windowed = file.integer(prefix + "attention.key_length_swa", 1, 1 << 16, full);
-    if (file.integer(prefix + "attention.value_length", 1, 1 << 16, full) != full ||
-        file.integer(prefix + "attention.value_length_swa", 1, 1 << 16, windowed) != windowed)
-        fail(ErrorCode::unsupported, prefix, "attention.value_length differs from key_length");
+    for (const auto& [which, length] : {std::pair("", full), std::pair("_swa", windowed)}) {
+        const std::string values = concat(prefix, "attention.value_length", which);
+        const int64_t other = file.integer(values, 1, 1 << 16, length);
+        if (other != length)
+            fail(ErrorCode::unsupported, file.path(), ": ", values, " differs from key_length (", other,
+                 ", not ", length, "), which is supported with latent attention (MLA) alone");
+    }
     for (int i = 0; i < c.n_layers; ++i) {
         LayerConfig& layer = c.layers[i];
         layer.n_kv_heads = int(each ? (*each)[i] : all);
@@ -68,7 +72,7 @@ void read_heads(const GgufFile& file, const std::string& prefix, ModelConfig& c)
             fail(ErrorCode::unsupported, file.path(), ": layer ", i, " has no KV heads (", key,
                  "): layers without attention are not supported");
         if (c.n_heads % layer.n_kv_heads)
-            fail(ErrorCode::format, prefix, "attention.head_count ", c.n_heads,
+            fail(ErrorCode::format, file.path(), ": ", prefix, "attention.head_count ", c.n_heads,
                  " is not a multiple of head_count_kv ", layer.n_kv_heads);
     }
 }
@@ -98,6 +102,14 @@ RopeConfig rope_of_windows(const GgufFile& file, const std::string& prefix, cons
     return rope;
 }
 
+/// Of a model whose layers have one RoPE, where the file says that those with a window have another.
+void refuse_rope_of_windows(const GgufFile& file, const std::string& prefix, const RopeConfig& rope) {
+    const std::string base = prefix + "rope.freq_base_swa", n_rot = prefix + "rope.dimension_count_swa";
+    if (file.number(base, rope.base) != rope.base || file.number(n_rot, rope.n_rot) != rope.n_rot)
+        fail(ErrorCode::unsupported, file.path(), ": a RoPE of layers with a window that differs (", base,
+             ", ", n_rot, ") is not supported in this architecture");
+}
+
 }  // namespace
 
 void read_layers(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
@@ -119,6 +131,8 @@ void choose_ropes(const GgufFile& file, const std::string& prefix, const RopeCon
     c.ropes.push_back(rope);
     if (any && pattern.window_rope == WindowRope::own)
         c.ropes.push_back(rope_of_windows(file, prefix, *first, c));
+    else if (any)
+        refuse_rope_of_windows(file, prefix, rope);
     for (int i = 0; i < c.n_layers; ++i) {
         LayerConfig& layer = c.layers[i];
         const bool unturned = pattern.unturned_period && (i + 1) % pattern.unturned_period == 0;

@@ -44,13 +44,12 @@ std::vector<float> pair_factors(const RopeConfig& r, const GgufFile& file, int64
     return {t.f32(), t.f32() + r.n_rot / 2};
 }
 
-/// What cos and sin are multiplied with. YaRN: attn_factor (1 + 0.1 ln s) as in llama.cpp; longrope:
-/// attn_factor, else sqrt(1 + ln s / ln n_ctx_orig) for the stretch s of the context (Phi-3).
+/// What cos and sin are multiplied with: attn_factor. YaRN: times 1 + 0.1 ln s, as in llama.cpp; longrope
+/// that does not say it: sqrt(1 + ln s / ln n_ctx_orig) for the stretch s of the context (Phi-3).
 double magnitude(const RopeConfig& r, int64_t n_ctx_train) {
-    if (r.scaling == RopeScaling::yarn)
-        return (r.attn_factor ? r.attn_factor : 1.0) * (1 + 0.1 * std::log(std::max(r.factor, 1.0)));
-    if (r.scaling != RopeScaling::longrope) return 1;
-    if (r.attn_factor) return r.attn_factor;
+    const double said = r.attn_factor ? r.attn_factor : 1;
+    if (r.scaling == RopeScaling::yarn) return said * (1 + 0.1 * std::log(std::max(r.factor, 1.0)));
+    if (r.scaling != RopeScaling::longrope || r.attn_factor) return said;
     const double stretch = double(n_ctx_train) / r.n_ctx_orig;
     return stretch > 1 ? std::sqrt(1 + std::log(stretch) / std::log(double(r.n_ctx_orig))) : 1;
 }

@@ -28,7 +28,8 @@ class Rotation:
         n_rot, base = attention.n_rot, model.size("rope.freq_base", 10000.0)
         if attention.own_base:
             return cls(attention.own_base ** (-np.arange(0, n_rot, 2) / n_rot), 1.0, attention.interleaved)
-        kind, factor = model.size("rope.scaling.type", ""), model.size("rope.scaling.factor", 1.0)
+        kind = model.size("rope.scaling.type", "")
+        factor = model.size("rope.scaling.factor", model.size("rope.scale_linear", 1.0))
         trained = model.size("context_length")
         original = model.size("rope.scaling.original_context_length", trained)
         frequencies = base ** (-np.arange(0, n_rot, 2) / n_rot)
@@ -42,7 +43,7 @@ class Rotation:
             magnitude = magnitude or (sqrt(1 + log(stretch) / log(original)) if stretch > 1 else 1.0)
         else:
             frequencies /= factor if kind != "none" else 1.0
-            magnitude = 1.0
+            magnitude = magnitude or 1.0
         if divisors is not None:
             frequencies = frequencies / divisors.values()
         return cls(frequencies, magnitude, attention.interleaved)
