@@ -36,17 +36,36 @@ def without(model: ModelData, key: str) -> ModelData:
     return ModelData({name: value for name, value in model.metadata.items() if name != key}, model.tensors)
 
 
+def with_fused_rows(model: ModelData) -> ModelData:
+    tensors = dict(model.tensors)
+    for layer in range(model.size("block_count")):
+        for part in ("weight", "bias"):
+            if f"blk.{layer}.attn_q.{part}" in tensors:
+                rows = [tensors.pop(f"blk.{layer}.attn_{name}.{part}").values() for name in "qkv"]
+                fused = Tensor.of(f"blk.{layer}.attn_qkv.{part}", np.concatenate(rows))
+                tensors[fused.name] = fused
+    return ModelData(model.metadata, tensors)
+
+
 def test_phi2_with_fused_rows(convert, tmp_path):
     """llama.cpp reads Q, K and V of Phi-2 in one tensor or in three."""
-    model = read_gguf(convert(GOLDEN / "phi2"))
-    tensors = dict(model.tensors)
-    for layer in range(2):
-        for part in ("weight", "bias"):
-            rows = [tensors.pop(f"blk.{layer}.attn_{name}.{part}").values() for name in "qkv"]
-            fused = Tensor.of(f"blk.{layer}.attn_qkv.{part}", np.concatenate(rows))
-            tensors[fused.name] = fused
-    path = rewritten(tmp_path / "fused.gguf", ModelData(model.metadata, tensors))
+    path = rewritten(tmp_path / "fused.gguf", with_fused_rows(read_gguf(convert(GOLDEN / "phi2"))))
     assert np.array_equal(logits(path), logits(convert(GOLDEN / "phi2")))
+
+
+@pytest.mark.parametrize("name", ["llama_bias", "qwen2_tied", "olmo2", "gemma3"])
+def test_q_k_and_v_in_one_tensor(name, convert, tmp_path):
+    """As llama.cpp reads them of any architecture."""
+    path = rewritten(tmp_path / "fused.gguf", with_fused_rows(read_gguf(convert(GOLDEN / name))))
+    assert relative(logits(path), logits(convert(GOLDEN / name))) < FLOAT32
+
+
+def test_a_bias_of_qwen2_s_head(convert, tmp_path):
+    """Which llama.cpp reads; it is added to the logits."""
+    model = read_gguf(convert(GOLDEN / "qwen2_tied"))
+    bias = np.linspace(-1, 1, len(model.tensor("token_embd.weight").values()), dtype=np.float32)
+    path = rewritten(tmp_path / "model.gguf", model.with_tensors(Tensor.of("output.bias", bias)))
+    assert np.allclose(logits(path), logits(convert(GOLDEN / "qwen2_tied")) + bias, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["linear", "none"])

@@ -72,8 +72,8 @@ struct Architecture {
     Presence linear_bias = Presence::never;  // attention output and FFN, or
     bool attn_output_bias = true;            // FFN only
     Presence output_bias = Presence::never;
-    bool scaled_tied_output = false;       // a head tied to the embedding reads states times d_model^-1/2
-    Presence fused_qkv = Presence::never;  // one attn_qkv tensor, rows q | k | v
+    bool scaled_tied_output = false;          // a head tied to the embedding reads states times d_model^-1/2
+    Presence fused_qkv = Presence::optional;  // one attn_qkv tensor, rows q | k | v
     const Ffn* ffn = &dense_ffn;
     Presence gated_ffn = Presence::required;  // down(act(gate x) * up x), else down(act(up x))
     bool fused_gate_up = false;               // one ffn_up tensor, rows gate | up

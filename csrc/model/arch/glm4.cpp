@@ -9,7 +9,6 @@ const Architecture glm4 = {
     .norms = Norms::both,
     .partial_rotary = true,
     .qkv_bias = Presence::optional,
-    .fused_qkv = Presence::optional,
     .fused_gate_up = true,
 };
 

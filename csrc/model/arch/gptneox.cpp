@@ -21,7 +21,6 @@ const Architecture gptneox = {
     .parallel_residual = true,
     .qkv_bias = Presence::required,
     .linear_bias = Presence::required,
-    .fused_qkv = Presence::optional,  // in three where heads or layers share K and V (MLKV)
     .gated_ffn = Presence::never,
     .activation = Activation::gelu_erf,
     .settle = settle,

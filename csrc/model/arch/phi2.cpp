@@ -14,7 +14,6 @@ const Architecture phi2 = {
     .qkv_bias = Presence::required,
     .linear_bias = Presence::required,
     .output_bias = Presence::required,
-    .fused_qkv = Presence::optional,
     .gated_ffn = Presence::never,
     .activation = Activation::gelu_tanh,
 };

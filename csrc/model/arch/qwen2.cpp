@@ -7,6 +7,7 @@ const Architecture qwen2 = {
     .name = "qwen2",
     .positions = Positions::rope_neox,
     .qkv_bias = Presence::required,
+    .output_bias = Presence::optional,
 };
 
 }  // namespace slimrt
