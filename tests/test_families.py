@@ -305,6 +305,13 @@ def test_slopes_of_another_bias(convert, tmp_path):
 
 
 REFUSED = {
+    "two scales of YaRN": (
+        "deepseek2_yarn",
+        {"deepseek2.rope.scaling.attn_factor": float32(0.7)},
+        [],
+        [],
+        "attn_factor under YaRN is not supported",
+    ),
     "Command R+": ("cohere", {}, ["blk.0.attn_q_norm.weight"], [], "Command R\\+"),
     "StableLM 2 12B": ("stablelm", {}, [], ["ffn_norm"], "StableLM 2 12B"),
     "MPT without ALiBi": ("mpt", {"mpt.attention.max_alibi_bias": float32(0.0)}, [], [], "max_alibi_bias is 0"),
@@ -320,6 +327,14 @@ def test_relatives_that_are_refused(case, convert, tmp_path):
     tensors |= {key: Tensor.of(key, np.ones(12)) for key in more}
     path = rewritten(tmp_path / "model.gguf", ModelData(model.metadata | fields, tensors))
     with pytest.raises(slimrt.UnsupportedError, match=words):
+        slimrt._core.Engine(str(path))
+
+
+def test_yarn_of_latent_attention_must_say_how_it_scales_scores(convert, tmp_path):
+    """Without the key transformers scales what rotates, and llama.cpp scores, too."""
+    model, key = read_gguf(convert(GOLDEN / "deepseek2_yarn")), "deepseek2.rope.scaling.yarn_log_multiplier"
+    path = rewritten(tmp_path / "model.gguf", without(model, key))
+    with pytest.raises(slimrt.ModelFormatError, match=f"key '{key}' is missing"):
         slimrt._core.Engine(str(path))
 
 
