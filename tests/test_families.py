@@ -91,9 +91,11 @@ def test_old_files_say_only_scale_linear(convert, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "key"), [("gptneox", "slimrt.activation"), ("phi2", "slimrt.activation"),
-                                           ("gptneox", "gptneox.use_parallel_residual")])  # fmt: skip
+                                           ("gptneox", "gptneox.use_parallel_residual"),
+                                           ("qwen3moe", "qwen3moe.feed_forward_length")])  # fmt: skip
 def test_what_is_usual_may_be_left_out(name, key, convert, tmp_path):
-    """The exact GELU in GPT-NeoX, tanh's in Phi-2, the parallel residual."""
+    """The exact GELU in GPT-NeoX, tanh's in Phi-2, the parallel residual, the width of networks where there are but
+    experts."""
     model = read_gguf(convert(GOLDEN / name))
     assert key in model.metadata
     path = rewritten(tmp_path / "model.gguf", without(model, key))

@@ -78,9 +78,11 @@ void read_heads(const GgufFile& file, const std::string& prefix, ModelConfig& c)
 }
 
 void read_networks(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
-    const std::string key = prefix + "feed_forward_length";
+    const std::string key = prefix + "feed_forward_length",
+                      of_experts = prefix + "expert_feed_forward_length";
     const auto each = numbers_by_layer(file, key, c.n_layers, 1 << 22);
-    const int64_t all = each ? 0 : file.integer(key, 1, 1 << 22);
+    const bool said = file.has(key) || !file.has(of_experts);  // no key is needed where no layer is dense
+    const int64_t all = each ? 0 : file.integer(said ? key : of_experts, 1, 1 << 22);
     for (int i = 0; i < c.n_layers; ++i) {
         c.layers[i].d_ff = int(each ? (*each)[i] : all);
         if (c.layers[i].d_ff == 0)
