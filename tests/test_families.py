@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFValueType
 
 import slimrt
 from conftest import GOLDEN, decode, open_engine, relative, rms
@@ -15,7 +16,7 @@ from gguf_shapes import Shape, write_random, write_sparse
 from reference import Reference
 from slimrt.folding.attention import Attention
 from slimrt.folding.rotation import Rotation
-from slimrt.modelfile.gguf import ModelData, Tensor, boolean, float32, read_gguf, string, uint32, write_gguf
+from slimrt.modelfile.gguf import ModelData, Tensor, array, boolean, float32, read_gguf, string, uint32, write_gguf
 
 IDS = np.random.default_rng(3).integers(3, 60, 40)
 FLOAT32 = 1e-5  # of an engine in float32 against the reference in float64, relative to the largest logit
@@ -307,6 +308,13 @@ def test_slopes_of_another_bias(convert, tmp_path):
 
 
 REFUSED = {
+    "GLM-4V": (
+        "glm4",
+        {"glm4.rope.dimension_sections": array([2, 2, 2, 0], GGUFValueType.UINT32)},
+        [],
+        [],
+        "GLM-4V's positions",
+    ),
     "two scales of YaRN": (
         "deepseek2_yarn",
         {"deepseek2.rope.scaling.attn_factor": float32(0.7)},
