@@ -72,6 +72,15 @@ def test_planning_a_7b_model_takes_no_disk_memory_or_time(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
+@pytest.mark.parametrize("mode", ["kivi", "lowrank"])
+def test_the_longest_prompt_is_not_gone_through(mode, tmp_path):
+    """Of rows that age a prompt of a whole context is counted, chunk by chunk, which would take seconds."""
+    path = write_sparse(tmp_path / "model.gguf", Shape(256, 4, 4, 2048))
+    start = time.process_time()
+    assert _core.plan(str(path), n_ctx=1 << 24, cache=mode)["scratch"] > (1 << 24) * 256 * 4
+    assert time.process_time() - start < 0.6
+
+
 def test_wont_fit_is_said_with_numbers_before_anything_is_read(tmp_path):
     path = write_sparse(tmp_path / "7b.gguf", Shape(4096, 32, 32, 16384, d_ff=11008, n_vocab=32000))
     with pytest.raises(slimrt.WontFitError, match="1.00 GiB allowed.*weights alone do not fit") as caught:

@@ -135,8 +135,8 @@ void AbsorbingMode::materialise_before(Backend& backend, const ReadInput& in) co
         dense.table = s.table;
         dense.end = !in.older.empty() ? 0 : window ? std::max(s.begin, s.position - window + 1) : s.begin;
     }
-    // Of rows all of one kind no segment needs more than the first: a million tokens are planned like a few.
-    const bool first_alone = backend.dry() && in.older.empty();
+    int64_t origin = 0;  // from here on regions have rows
+    for (const StoredRegion& region : in.older) origin = std::max(origin, region.origin);
     while (dense.end < s.end) {
         const Scratch::Scope scope(in.scratch);
         const int64_t end = std::min(dense.end + kSegment, s.end);
@@ -144,7 +144,8 @@ void AbsorbingMode::materialise_before(Backend& backend, const ReadInput& in) co
         for (const Tensor& plane : dense.planes) rows.push_back(in.scratch.f32(end - dense.end, plane.cols));
         dense_of_stored(backend, in, dense.end, end, rows);
         store_dense(backend, in, dense.end, rows);
-        dense.end = first_alone ? s.end : end;
+        // No segment needs more than the first whole one: a million tokens are planned like a few.
+        dense.end = backend.dry() && dense.end >= origin ? s.end : end;
     }
 }
 

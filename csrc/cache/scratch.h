@@ -68,4 +68,11 @@ class Scratch {
     int end_ = 0;
 };
 
+/// Where the part after the one at `first` begins, of n rows that are taken `most` at a time. Where they are
+/// only counted, the first part and the last two will do: those between need no more.
+inline int64_t next_part(int64_t first, int64_t n, int64_t most, bool dry) {
+    const int64_t next = first + most;
+    return dry ? std::max(next, (n - 1) / most * most - most) : next;
+}
+
 }  // namespace slimrt

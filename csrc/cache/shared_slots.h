@@ -6,31 +6,36 @@
 
 namespace slimrt {
 
+/// Takes memory for those that were ever taken: a plan may ask for any number.
 class SharedSlots {
   public:
     SharedSlots() = default;
-    explicit SharedSlots(int64_t n) : users_(n, 0) {
-        for (int64_t i = n; i-- > 0;) free_.push_back(int32_t(i));
-    }
+    explicit SharedSlots(int64_t n) : size_(n) {}
 
-    int64_t size() const { return int64_t(users_.size()); }
-    int64_t n_free() const { return int64_t(free_.size()); }
+    int64_t size() const { return size_; }
+    int64_t n_free() const { return size_ - int64_t(users_.size() - given_back_.size()); }
     int users(int32_t i) const { return users_[i]; }
     /// There must be a free one.
     int32_t take() {
-        const int32_t i = free_.back();
-        free_.pop_back();
+        if (given_back_.empty()) {
+            users_.push_back(1);
+            given_back_.reserve(users_.capacity());  // dropping allocates nothing
+            return int32_t(users_.size()) - 1;
+        }
+        const int32_t i = given_back_.back();
+        given_back_.pop_back();
         users_[i] = 1;
         return i;
     }
     void share(int32_t i) { ++users_[i]; }
     void drop(int32_t i) {
-        if (--users_[i] == 0) free_.push_back(i);
+        if (--users_[i] == 0) given_back_.push_back(i);
     }
 
   private:
-    std::vector<int32_t> users_;
-    std::vector<int32_t> free_;
+    int64_t size_ = 0;
+    std::vector<int32_t> users_;  // of the first ones, which were taken before any other
+    std::vector<int32_t> given_back_;
 };
 
 }  // namespace slimrt

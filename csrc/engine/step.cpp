@@ -79,7 +79,7 @@ bool is_placed(const Step& step) {
 }
 
 /// The step in the backend's memory, its sequences placed, and its outputs. All of its numbers go there
-/// together, and are kept as long.
+/// together, and are kept as long; where they are only counted they stay in the step, a plan has millions.
 Batch batch_of(Backend& backend, const Step& step, std::vector<int32_t>& numbers, Tensor& outputs) {
     Batch batch{.encoder_states = step.encoder_states,
                 .sequence = step.n_sequences() == 1 ? step.last : -1,
@@ -87,6 +87,7 @@ Batch batch_of(Backend& backend, const Step& step, std::vector<int32_t>& numbers
     for (const Step::Group& group : step.groups) batch.groups.push_back({{}, group.sequences, group.older});
     std::vector<std::span<AttentionSequence>> lists;
     const auto add = [&](const std::vector<int32_t>& list) {
+        if (backend.dry()) return;
         const size_t at = numbers.size();
         numbers.resize(at + list.size());
         std::copy(list.begin(), list.end(), numbers.begin() + at);
@@ -100,9 +101,11 @@ Batch batch_of(Backend& backend, const Step& step, std::vector<int32_t>& numbers
         for (OlderRows& rows : batch.groups[g].older) lists.push_back(rows.sequences);
     }
     lists.push_back(batch.encoder_states);
-    int32_t* at = backend.upload_step(numbers, lists).i32();
+    int32_t* const base = backend.upload_step(numbers, lists).i32();
+    size_t at = 0;
     const auto take = [&](const std::vector<int32_t>& list, Tensor& to) {
-        if (!list.empty()) to = Tensor(at, DType::I32, 1, int64_t(list.size()));
+        int32_t* const data = backend.dry() ? const_cast<int32_t*>(list.data()) : base + at;
+        if (!list.empty()) to = Tensor(data, DType::I32, 1, int64_t(list.size()));
         at += list.size();
     };
     take(step.tokens, batch.tokens);
@@ -138,7 +141,7 @@ void run_head(const Decoder& decoder, Scratch& scratch, Tensor x, Tensor outputs
     const Tensor told = output == Output::logits   ? logits
                         : output == Output::states ? states
                                                    : Tensor(states.data, DType::I32, states.rows, 1);
-    for (int64_t first = 0; first < n; first += kLogitRows) {
+    for (int64_t first = 0; first < n; first = next_part(first, n, kLogitRows, backend.dry())) {
         const int64_t some = std::min(kLogitRows, n - first);
         backend.gather(x, outputs.cols_of(first, some), states.rows_of(0, some));
         decoder.finish(states.rows_of(0, some));
