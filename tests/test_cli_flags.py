@@ -72,6 +72,7 @@ def test_errors_are_one_sentence(run, tiny, arguments, said):
         (("-m", "other.gguf"), "one model"),
         (("-hff", "x.gguf"), "-hff names a file of a repository"),
         (("extra",), "'extra' is one word too many"),
+        (("--stop",), "--stop: expected one argument"),
     ],
 )
 def test_wrong_usage_is_one_sentence(run, tiny, arguments, said):

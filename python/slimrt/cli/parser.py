@@ -84,6 +84,8 @@ class Parser(argparse.ArgumentParser):
             value = left.popleft()
         elif value is None and action.nargs == "?":
             value = left.popleft() if left and not left[0].startswith("-") else str(action.const)
+        if value is None and action.nargs is None:  # argparse would take the first positional
+            self.error(str(argparse.ArgumentError(action, "expected one argument")))
         if value is None:
             self._leave_out_true(action, name, left)
             return name
