@@ -116,6 +116,15 @@ def test_a_named_text_is_used_or_refused(convert, tmp_path):
         tool.convert(tiny, tmp_path / "out.gguf", cache="k", calibration=text, progress=False)
 
 
+@pytest.mark.parametrize("name", ["calibration", "verify"])
+def test_a_text_that_is_read_is_not_replaced(name, convert, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("abc")
+    with pytest.raises(ValueError, match="text is the text to read; write to another file"):
+        tool.convert(convert(GOLDEN / "llama_mha"), text, cache="k", progress=False, **{name: text})
+    assert text.read_text() == "abc"
+
+
 def test_ctrl_c_leaves_nothing(convert, tmp_path):
     slow = "import gguf, time; w = gguf.GGUFWriter.write_tensor_data\n"
     slow += "gguf.GGUFWriter.write_tensor_data = lambda s, t: (print('writing', flush=True), time.sleep(9), w(s, t))\n"

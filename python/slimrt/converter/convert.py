@@ -140,7 +140,7 @@ def convert(
         )
     )  # fmt: skip
     _check(source, target, outtype, overwrite)
-    _check_texts(cache, calibration, verify)
+    _check_texts(target, cache, calibration, verify)
     sharing = _sharing(cache, kv_layers, kv_heads, merge, shared_keys)
     plainly = cache is None and cross is None and outtype is None and not sharing
     model, warnings = read_model(source, keep_fold=plainly)
@@ -307,7 +307,7 @@ def _check(source: Path, target: Path, outtype: str | None, overwrite: bool) -> 
         raise FileExistsError(f"{target} exists: name another file, or replace it: --force, overwrite=True in Python")
 
 
-def _check_texts(cache: str | None, calibration: Text, verify: bool | Text) -> None:
+def _check_texts(target: Path, cache: str | None, calibration: Text, verify: bool | Text) -> None:
     if calibration not in (None, "none") and cache not in (*FOLDED, AUTO):
         raise ValueError(
             f"calibration is for cache modes that fold ({', '.join(FOLDED)}, {AUTO}), and this conversion has none"
@@ -316,6 +316,8 @@ def _check_texts(cache: str | None, calibration: Text, verify: bool | Text) -> N
     for text in texts:
         if text and not Path(text).is_file():
             raise FileNotFoundError(f"{text}: no such text file")
+        if text and target.exists() and target.samefile(text):
+            raise ValueError(f"{target} is the text to read; write to another file")
 
 
 def _private_folder(path: Path) -> None:
