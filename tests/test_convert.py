@@ -162,6 +162,10 @@ def test_arguments_are_checked(tmp_path, convert):
         tool.convert(source, out, outtype="q5")
     with pytest.raises(ValueError, match="unknown cache type 'f8'"):
         tool.convert(source, out, cache_type="f8")
+    with pytest.raises(ValueError, match=r"cache_type is of the rows of a cache.*for none: name it too \(--cache\)"):
+        tool.convert(source, out, outtype="q8_0", cache_type="q8")
+    with pytest.raises(ValueError, match=r"'k\+r:q8' says cache_type, which was given too"):
+        tool.convert(source, out, cache="k+r:q8", cache_type="f16")
     with pytest.raises(ValueError, match="2 cache types were given; several.*'auto'"):
         tool.convert(source, out, cache="k", cache_type=("f16", "q8"))
     with pytest.raises(ValueError, match="target_error is for cache 'auto' and 'lowrank', not for 'k'"):
@@ -186,6 +190,13 @@ def test_arguments_are_checked(tmp_path, convert):
     with pytest.raises(FileExistsError, match="out.gguf exists"):
         tool.convert(source, out, overwrite=False)
     assert out.read_text() == "old" and list(tmp_path.iterdir()) == [out]
+
+
+def test_a_cache_may_be_said_as_a_model_takes_it(tmp_path, convert):
+    source, apart = convert(GOLDEN / "llama_mha"), {"cache_type": "q8", "rank": 8, "residual_type": "q4"}
+    for out, options in (("1.gguf", {"cache": "k+r:q8:8:q4"}), ("2.gguf", {"cache": "k+r"} | apart)):
+        tool.convert(source, tmp_path / out, progress=False, **options)
+    assert (tmp_path / "1.gguf").read_bytes() == (tmp_path / "2.gguf").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ def add_flags(flags: Flags) -> None:
     flags.add("--force", action="store_true", help="replace OUT where it exists")
     modes = "kv, k, k+r, v, x, xr, kivi, lowrank, latent, or auto: for each layer the best within a target"
     flags.group("cache")
-    flags.add("--cache", type=lower, metavar="MODE", help=f"fold for {modes}; without it nothing is folded")
+    flags.add("--cache", type=lower, metavar="MODE[:TYPE[:RANK[:TYPE]]]", help=f"fold for {modes}; without it nothing "
+              "is folded")  # fmt: skip
     flags.add(
         "--cache-type",
         type=lower,

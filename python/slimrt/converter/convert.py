@@ -79,7 +79,8 @@ def convert(
             of whisper.cpp, or a repository that holds one of these ("org/repo:file"); never written to.
         out: the GGUF file to write. It appears, or is replaced, only when it is complete.
         cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", "latent"); "auto": for
-            each layer the cheapest of them (but kivi) within the target; None: only convert.
+            each layer the cheapest of them (but kivi) within the target; None: only convert. As slimrt.Model takes it
+            a mode may say more: "k+r:q8:16:q4" is cache_type, rank and residual_type too.
         cache_type: element type the cache will have; with "auto" also several to choose from; of a mode whose rows age
             perhaps levels, such as "q2@0.5+q4*0.1+sinks=4". "auto": f16; for cache "auto" any of f16, q8, fp8_e4m3, q4,
             and of rows that age q8, q4, q3, q2; for cache "lowrank" its usual levels, with a target any of those four.
@@ -133,12 +134,11 @@ def convert(
         OSError: the disk is full, a file cannot be read or written. Nothing partial stays behind.
     """
     source, target, show = located(src, progress), Path(out), progress and bars.wanted(None)
-    request = checked(
-        Asked(
-            cache, cache_type, target_error, target_bytes, rank, residual_type, bits, share, sinks, group, heads,
-            predict, exact, allow_lossy, v_heads,
-        )
-    )  # fmt: skip
+    asked = Asked(
+        cache, cache_type, target_error, target_bytes, rank, residual_type, bits, share, sinks, group, heads, predict,
+        exact, allow_lossy, v_heads,
+    ).spelled_out()  # fmt: skip
+    request, cache = checked(asked), asked.cache
     _check(source, target, outtype, overwrite)
     _check_texts(target, cache, calibration, verify)
     sharing = _sharing(cache, kv_layers, kv_heads, merge, shared_keys)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
+from typing import Any
 
 from slimrt import core
+from slimrt.cache.config import CacheConfig
 from slimrt.folding.budget import Budget
 from slimrt.folding.choose import AUTO_TYPES
 from slimrt.folding.layers import Request
@@ -40,6 +42,22 @@ class Asked:
         """Whether each layer's levels or modes are left open."""
         return self.cache == AUTO or self.target_error is not None or self.target_bytes is not None
 
+    def spelled_out(self) -> Asked:
+        """The same, where the cache is as slimrt.Model takes it, such as "k+r:q8:16:q4", with its parts apart.
+
+        Raises:
+            ValueError, UnsupportedError: as CacheConfig.parse; or a part is given by itself too.
+        """
+        if not isinstance(self.cache, str) or ":" not in self.cache:
+            return self
+        said = CacheConfig.parse(self.cache)
+        parts: dict[str, Any] = {"cache_type": said.type, "rank": said.rank, "residual_type": said.residual_type}
+        parts = {name: value for name, value in parts.items() if value not in (None, AUTO)}
+        for name in parts:
+            if getattr(self, name) not in (None, AUTO):
+                raise ValueError(f"cache {self.cache!r} says {name}, which was given too: leave one out")
+        return replace(self, cache=said.mode, **parts)
+
 
 def checked(asked: Asked) -> Request:
     """The request that the arguments make.
@@ -50,6 +68,8 @@ def checked(asked: Asked) -> Request:
     _check_target(asked)
     _check_v_heads(asked)
     types = _types(asked)
+    if asked.cache is None and asked.cache_type != AUTO:
+        raise ValueError("cache_type is of the rows of a cache, and this conversion is for none: name it too (--cache)")
     rank, residual_type = asked.rank, asked.residual_type
     if ((rank is not None and asked.cache != LATENT_MODE) or residual_type is not None) and asked.cache != "k+r":
         raise ValueError(f"rank and residual_type are for cache 'k+r', not for {asked.cache!r}")
