@@ -50,12 +50,22 @@ def test_nothing_is_left_and_nothing_is_lost(cache, error, convert, tmp_path, mo
     error.__traceback__ = None  # pytest keeps the error to the end, and it the model
 
 
-def test_a_full_disk_is_seen_before_anything_is_written(convert, tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)
+@pytest.mark.parametrize("cache", [None, "k"])
+def test_a_full_disk_is_seen_before_anything_is_written(cache, convert, tmp_path, monkeypatch):
+    source, usage = convert(GOLDEN / "llama_mha"), shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr(tool, "fold_model", lambda *arguments, **options: pytest.fail("folded for nothing"))
     with pytest.raises(OSError, match="KiB for the result, 1000 B free"):
-        tool.convert(convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf", progress=False)
+        tool.convert(source, tmp_path / "out.gguf", cache=cache, progress=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_too_full_to_calibrate_is_said_of_the_target(tmp_path, monkeypatch):
+    source, usage = write_tiny(tmp_path / "tiny.gguf"), shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1_000_000))
+    with pytest.raises(OSError, match="needs .* MiB for activations") as raised:
+        tool.convert(source, tmp_path / "out.gguf", cache="k", progress=False)
+    assert raised.value.filename == str(tmp_path / "out.gguf")  # not a folder that is gone by now
 
 
 RUN = "import sys; from slimrt.converter.convert import convert; convert(sys.argv[1], sys.argv[2], cache='k')"

@@ -31,7 +31,7 @@ from slimrt.folding.heads import keeping_heads, refusal, reordered
 from slimrt.folding.layers import Request, fold_model
 from slimrt.folding.lowrank import LATENT_MODE, check_heads
 from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, Stored, verdict
-from slimrt.modelfile.gguf import ModelData, array, float32, string, uint32, write_gguf
+from slimrt.modelfile.gguf import ModelData, array, check_room, float32, string, uint32, write_gguf
 from slimrt.modelfile.hub import located
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_files, source_hash
 from slimrt.modelfile.source import ModelSource
@@ -156,6 +156,7 @@ def convert(
     if sparse:
         check_sparse(model, attention, cache)
     check_cross(model, cross, cross_type)
+    check_room(target, model)  # folds, which take long, add to it
     metadata = {
         "slimrt.format_version": uint32(FORMAT_VERSION),
         "slimrt.source_hash": string(source_hash(source, show)),
@@ -165,7 +166,7 @@ def convert(
         "none",
     )
     crossed: list[CrossReport] = []
-    with stand_in(target, "", _private_folder) as spool, writing(target):
+    with stand_in(target, "", _private_folder) as spool, writing(target, spool):
         if cache is not None:
             model = fold_value_bias(model, attention)
         if cache in (*FOLDED, AUTO):
