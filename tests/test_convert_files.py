@@ -122,8 +122,17 @@ def test_a_named_text_is_used_or_refused(convert, tmp_path):
         tool.convert(source, tmp_path / "out.gguf", cache="k", calibration=text, progress=False)
     tiny = write_tiny(tmp_path / "tiny.gguf")
     text.write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="text: not UTF-8 text"):
-        tool.convert(tiny, tmp_path / "out.gguf", cache="k", calibration=text, progress=False)
+    for options in ({"cache": "k", "calibration": text}, {"verify": text}):
+        with pytest.raises(ValueError, match="text: not UTF-8 text"):
+            tool.convert(tiny, tmp_path / "out.gguf", progress=False, **options)
+        assert not (tmp_path / "out.gguf").exists()
+
+
+def test_no_more_is_read_to_verify_than_is_compared(tmp_path):
+    tiny, text = write_tiny(tmp_path / "tiny.gguf"), tmp_path / "text"
+    text.write_bytes(b"a line of words\n" * 100_000 + b"\xff")
+    report = tool.convert(tiny, tmp_path / "out.gguf", verify=text, progress=False)
+    assert report.verify is not None and report.verify.tokens == 129
 
 
 @pytest.mark.parametrize("name", ["calibration", "verify"])

@@ -21,7 +21,7 @@ from slimrt.converter.request import Asked, checked
 from slimrt.converter.share import share as share_layers
 from slimrt.converter.sparse import KEY as SPARSE_KEY
 from slimrt.converter.sparse import check_sparse, find_delta
-from slimrt.converter.verify import compare
+from slimrt.converter.verify import MAX_TOKENS, compare
 from slimrt.errors import UnsupportedError
 from slimrt.folding.attention import Attention, fold_value_bias
 from slimrt.folding.calibrate import Calibration, Text, calibrated, text_ids
@@ -157,6 +157,7 @@ def convert(
         check_sparse(model, attention, cache)
     check_cross(model, cross, cross_type)
     check_room(target, model)  # folds, which take long, add to it
+    compared = _compared(source, verify, show)
     metadata = {
         "slimrt.format_version": uint32(FORMAT_VERSION),
         "slimrt.source_hash": string(source_hash(source, show)),
@@ -209,10 +210,9 @@ def convert(
     if sparse:
         ids = text_ids(runnable(source, show), None if calibration == "none" else calibration)
         report = replace(report, sparse=find_delta(target, ids, show_progress=show))
-    if verify is None or verify is False:
+    if compared is None:
         return report
-    plain = runnable(source, show)
-    ids = text_ids(plain, None if verify is True else verify or None)
+    plain, ids = compared
     type_name = AUTO if "slimrt.cache.types" in metadata else request.types[0]
     return replace(report, verify=compare(plain, target, ids, type_name, show_progress=show))
 
@@ -319,6 +319,15 @@ def _check_texts(target: Path, cache: str | None, calibration: Text, verify: boo
             raise FileNotFoundError(f"{text}: no such text file")
         if text and target.exists() and target.samefile(text):
             raise ValueError(f"{target} is the text to read; write to another file")
+
+
+def _compared(source: Path, verify: bool | Text, show: bool) -> tuple[Path, np.ndarray | None] | None:
+    """What to verify the result against: the source, runnable, and ids of a text; None: it is not to be. Errors as
+    text_ids."""
+    if verify is None or verify is False:
+        return None
+    plain = runnable(source, show)
+    return plain, text_ids(plain, None if verify is True else verify or None, MAX_TOKENS)
 
 
 def _private_folder(path: Path) -> None:

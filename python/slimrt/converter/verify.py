@@ -15,7 +15,7 @@ from slimrt.plumbing.numbers import surprise_and_divergence
 from slimrt.speech.audio import SAMPLE_RATE
 from slimrt.speech.mel import HOP, log_mel
 
-_MAX_TOKENS = 256
+MAX_TOKENS = 256
 _SECONDS = 4  # of sound, for an encoder that reads samples
 
 
@@ -37,7 +37,7 @@ def compare(
 
     shape, rng = core.plan(str(source)), np.random.default_rng(0)
     encoder = shape["encoder"]
-    n = min(_MAX_TOKENS, shape["n_ctx_train"], _MAX_TOKENS if ids is None else len(ids))
+    n = min(MAX_TOKENS, shape["n_ctx_train"], MAX_TOKENS if ids is None else len(ids))
     if ids is None:
         ids = rng.integers(0, shape["n_vocab"], n)
     ids = np.asarray(ids[:n], np.int32)
