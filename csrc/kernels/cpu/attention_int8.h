@@ -9,13 +9,15 @@ namespace {
 
 constexpr int64_t kCodes = 4 * lanes;  // of a vector
 
-/// A q that is packed, or floats.
+/// A q that is packed, or floats alone: nullptr.
 struct Queries {
     const float* floats;
     const char* packed;
     int64_t dim;
 
-    Queries from(int64_t m) const { return {floats + m * dim, packed + m * packed_query_bytes(dim), dim}; }
+    Queries from(int64_t m) const {
+        return {floats + m * dim, packed ? packed + m * packed_query_bytes(dim) : nullptr, dim};
+    }
 };
 
 /// Rows whose scores are sums of integers.
