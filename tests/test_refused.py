@@ -135,6 +135,13 @@ FAMILIES = {
         slimrt.ModelFormatError,
         "1.layer_output_scale.weight",
     ),
+    "a layer that would not run": (
+        "llama",
+        {"nextn_predict_layers": 1},
+        {},
+        slimrt.ModelFormatError,
+        "blk.1.nextn.eh_proj.weight' of such a layer is missing",
+    ),
     "attention to later tokens": (
         "llama",
         {"attention.causal": False},

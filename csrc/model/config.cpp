@@ -75,6 +75,20 @@ int read_vocab(const GgufFile& file) {
     return int(it->second.rows);
 }
 
+/// Of layers after those that run, which predict further tokens. A file that counts one among them that is
+/// another would lose it.
+int read_unread_layers(const GgufFile& file, const std::string& prefix, int n_layers) {
+    const std::string key = prefix + "nextn_predict_layers";
+    const int n = int(file.integer(key, 0, n_layers - 1, 0));
+    for (int layer = n_layers - n; layer < n_layers; ++layer) {
+        const std::string name = concat("blk.", layer, ".nextn.eh_proj.weight");
+        if (!file.tensors().count(name))
+            fail(ErrorCode::format, file.path(), ": key '", key, "' is ", n, ", and tensor '", name,
+                 "' of such a layer is missing: convert the model again with current tools");
+    }
+    return n;
+}
+
 /// What an encoder adds: its own number of layers, the size of what it reads and makes.
 void read_encoder(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     const Architecture& a = *c.architecture;
@@ -189,7 +203,7 @@ ModelConfig read_config(const GgufFile& file) {
              "attention.causal is false), is not supported: the model embeds texts and generates none");
     c.n_vocab = read_vocab(file);
     c.n_layers = int(file.integer(prefix + "block_count", 1, 4096));
-    c.n_unread_layers = int(file.integer(prefix + "nextn_predict_layers", 0, c.n_layers - 1, 0));
+    c.n_unread_layers = read_unread_layers(file, prefix, c.n_layers);
     c.n_layers -= c.n_unread_layers;
     c.d_model = int(file.integer(prefix + "embedding_length", 1, 1 << 20));
     c.n_heads = int(file.integer(prefix + "attention.head_count", 1, 1 << 14));
