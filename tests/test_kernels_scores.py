@@ -231,11 +231,12 @@ def test_what_is_not_a_number_stays_in_its_group(bad, dtype, isa):
 
 @pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("dtype", SCALED)
-@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize(("heads", "queries"), [(4, 1), (6, 1), (4, 40)])
 @pytest.mark.parametrize(("dim", "tokens"), [(40, 16), (64, 32), (96, 32)])
-def test_attention_reads_rows_with_scales_along_tokens(dim, tokens, queries, dtype, isa):
-    """As KIVI has its keys: k by channel and some tokens, v by row."""
-    call = Call(4, 2, dim, 160 + queries, queries)
+def test_attention_reads_rows_with_scales_along_tokens(dim, tokens, heads, queries, dtype, isa):
+    """As KIVI has its keys: k by channel and some tokens, v by row. Of three queries a head of k two are multiplied
+    together, then one."""
+    call = Call(heads, 2, dim, 160 + queries, queries)
     q, k, v, bias, _ = data(call)
     keys, values = k.astype(np.float64), stored(call, v, dtype)
     keys[:160] = rounded_by_channel(k[:160], dtype, tokens)

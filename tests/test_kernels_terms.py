@@ -206,22 +206,3 @@ def test_rows_with_scales_by_channel_are_turned_as_they_are_read(dim, n_rot, que
     scores = np.stack([heads[:, h] @ keys[:, h // 2].T for h in range(c.heads)])
     value = plane | {"rows": v, "type": "f16"}
     check(c, isa, ([score], [value]), scores, [c.read(v, "f16", c.kv).reshape(c.rows, c.kv, dim)])
-
-
-@pytest.mark.parametrize("isa", DEVICES)
-@pytest.mark.parametrize("dtype", ["q8", "fp8_e4m3", "q4", "q3", "q2"])
-@pytest.mark.parametrize(("heads", "queries"), [(2, 1), (2, 3), (6, 1), (14, 1), (6, 3)])
-def test_any_number_of_queries_meets_rows_with_scales_by_channel(heads, queries, dtype, isa):
-    """As mode kivi has its keys: of a stored head's queries, four and then two and one are multiplied together."""
-    c = Call(heads, 2, 64, 160 + queries, queries)
-    q, k, v = (c.random(n, some * 64, seed=seed) for seed, (n, some) in
-               enumerate(((queries, heads), (c.rows, 2), (c.rows, 2))))  # fmt: skip
-    plane = {"stored_heads": 2, "heads": 2, "dim": 64}
-    keys = k.astype(np.float64)
-    keys[:160] = rounded_by_channel(k[:160], dtype, 32)
-    keys = keys.reshape(c.rows, 2, 64)
-    of_heads = q.astype(np.float64).reshape(queries, heads, 64) / 8
-    scores = np.stack([of_heads[:, h] @ keys[:, h // (heads // 2)].T for h in range(heads)])
-    score = plane | {"rows": k, "type": dtype, "q": q, "scale_tokens": 32}
-    value = plane | {"rows": v, "type": "f16"}
-    check(c, isa, ([score], [value]), scores, [c.read(v, "f16", 2).reshape(c.rows, 2, 64)])
