@@ -195,6 +195,12 @@ def test_converting_again_keeps_the_fold(folded, tmp_path):
         assert model.info()["layers"][0]["mode"] == "k+r"
 
 
+def test_converting_again_for_the_same_cache_folds_again(folded, tmp_path):
+    report = slimrt.convert(folded, tmp_path / "again.gguf", cache="k+r", progress=False)
+    assert not any("left out" in text for text in report.warnings)
+    assert any("attn_kr" in name for name in read_gguf(tmp_path / "again.gguf").tensors)
+
+
 @pytest.mark.parametrize("options", [{"outtype": "q8_0"}, {"cache": "kv"}])
 def test_converting_again_for_other_weights_or_caches_says_that_the_fold_is_gone(folded, tmp_path, options):
     report = slimrt.convert(folded, tmp_path / "again.gguf", progress=False, **options)

@@ -143,7 +143,7 @@ def convert(
     _check_texts(target, cache, calibration, verify)
     sharing = _sharing(cache, kv_layers, kv_heads, merge, shared_keys)
     plainly = cache is None and cross is None and outtype is None and not sharing
-    model, warnings = read_model(source, keep_fold=plainly)
+    model, warnings = read_model(source, keep_fold=plainly, named=(f"--cache {cache}", f"--cross {cross}"))
     before = Stored(weight_type(model), sum(file.stat().st_size for file in source_files(source)))
     if sharing:
         model, more = share_layers(model, kv_layers, kv_heads, merge, shared_keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from slimrt import core
@@ -37,10 +37,11 @@ _KEPT_KEYS = (
 )
 
 
-def read_model(source: Path, *, keep_fold: bool = False) -> tuple[ModelData, list[str]]:
+def read_model(source: Path, *, keep_fold: bool = False, named: Collection[str] = ()) -> tuple[ModelData, list[str]]:
     """Return the model in a Hugging Face directory, a GGUF file or a ggml file of whisper.cpp, and warnings.
 
-    keep_fold: what an earlier conversion of a GGUF file made for its cache; without it a warning says that it is gone.
+    keep_fold: what an earlier conversion of a GGUF file made for its cache; without it a warning says that it is gone,
+    unless the result is folded for the same: that cache is `named`, such as "--cache k+r".
 
     Raises:
         ModelFormatError, UnsupportedError, OSError: see `read_hf`, `read_gguf` and `read_ggml_bin`.
@@ -63,15 +64,16 @@ def read_model(source: Path, *, keep_fold: bool = False) -> tuple[ModelData, lis
         for key, value in model.metadata.items()
         if not key.startswith("slimrt.") or key.startswith(_KEPT_KEYS)
     }
-    return without_folds(ModelData(metadata, model.tensors)), _about_the_earlier_fold(source, model)
+    return without_folds(ModelData(metadata, model.tensors)), _about_the_earlier_fold(source, model, named)
 
 
-def _about_the_earlier_fold(source: Path, model: ModelData) -> list[str]:
-    """What to say of a file that was converted for a cache and is converted again."""
+def _about_the_earlier_fold(source: Path, model: ModelData, named: Collection[str]) -> list[str]:
+    """What to say of a file that was converted for a cache and is converted again, for none of the `named`."""
     names = {name.decode() if isinstance(name, bytes) else name for name in model.value("slimrt.cache.modes", [])}
     earlier = [f"--cache {mode}" for mode in sorted(names)]
     if cross := model.value("slimrt.cache.cross", ""):
         earlier.append(f"--cross {cross}")
+    earlier = [flag for flag in earlier if flag not in named]
     if not earlier:
         return []
     return [
