@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 
 import numpy as np
 
+from slimrt.errors import CacheUnsupportedError
 from slimrt.folding import noise
 from slimrt.folding.planes import Plane, planes, static_scales
 from slimrt.folding.readback import Reader, Sample, half_weights
@@ -50,7 +52,8 @@ class Conditioned:
     def _fit(self, w_k: np.ndarray) -> np.ndarray:
         sample, a = self.sample, self.sample.weights.attention
         if self.type == "f32" and a.kv_width >= a.d:  # nothing to expect: the limit is slim attention itself
-            return sample.v_from_k.weight
+            with suppress(CacheUnsupportedError):  # W_K is singular: the residual has what K lost
+                return sample.v_from_k.weight
         of_weight = noise.of_float("f16") if self._halved else 0.0
         expected = self.noise + of_weight * noise.energy(self.rows)
         quiet = expected == 0  # a channel that is always zero predicts nothing
