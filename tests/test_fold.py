@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ from slimrt.folding.precision import measure_error_of_v, measured
 from slimrt.folding.readback import Sample, VReader
 from slimrt.folding.slim import KReader
 from slimrt.folding.window import Window
-from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf
+from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf, write_gguf
 from slimrt.modelfile.reading import read_model
 from synthetic import layer_of
 
@@ -111,6 +113,17 @@ def test_singular_projection_is_refused_by_layer():
     fold_layer(model, attention, "k", 0)
     with pytest.raises(CacheUnsupportedError, match="'k' is not possible in layer 1: W_K is singular.*here: kv"):
         fold_layer(model, attention, "k", 1)
+
+
+@pytest.mark.parametrize("cache_type", ["f32", "f16"])
+def test_what_a_singular_projection_loses_is_in_the_residual(cache_type, run, tmp_path):
+    """Of every type; and its condition, which is infinite, is null in JSON."""
+    model = changed(read_model(GOLDEN / "llama_mha")[0], "blk.1.attn_k.weight", lambda w: w.__setitem__(3, w[7]))
+    write_gguf(tmp_path / "in.gguf", model, show_progress=False)
+    code, out, _ = run("convert", tmp_path / "in.gguf", "-o", tmp_path / "out.gguf", "--cache", f"k+r:{cache_type}",
+                       "--json")  # fmt: skip
+    layer = json.loads(out, parse_constant=pytest.fail)["layers"][1]
+    assert code == 0 and layer["cond"] is None and layer["predicted"]["value"] < 0.01
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
