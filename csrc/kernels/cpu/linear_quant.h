@@ -9,7 +9,7 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 /// A packed row of k activations, zeros to a multiple of `whole`: the codes; a scale (f32) for each
 /// 32; for each of the weight's groups minus the sum of its codes, times the offset (from first_sum on)
-/// as int32 or, where there are minima, times the scale as f32.
+/// as int32 or, where there are minima, times the scale as f32; and perhaps the codes again (see `ordered`).
 struct Activations {
     const uint8_t *codes, *scales, *sums;
 

@@ -14,11 +14,8 @@ Message = Mapping[str, Any]
 # Where a template asks whether there is a content: those of DeepSeek's write calls where there is none.
 _ASKS_FOR_NONE = re.compile(r"""content['"]?\]?\s+(?:is\s+(?:not\s+)?|[!=]=\s*)none\b""", re.IGNORECASE)
 
-_THOUGHTS = (
-    "reasoning_content",
-    "thinking",
-    "reasoning",
-)  # names that clients have for them; templates read the first two
+# The names that clients have for thoughts; templates read the first two.
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 _ROLES = ("system", "user", "assistant", "tool")
 
