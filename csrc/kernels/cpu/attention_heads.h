@@ -74,15 +74,17 @@ template <>
 constexpr bool has_channels<RowsOf<E4M3>> = true;
 
 /// Whether the common widths have code of their own; for CPUs without vectors of their own it is small
-/// instead.
-constexpr bool has_widths = lanes * registers > 64;
+/// instead. With many registers FP8 gains nothing by it (Zen 4).
+template <class Stored>
+constexpr bool has_widths = lanes * registers > 64 &&
+                            (registers == 16 || sizeof(Stored) > 1 || RowsOf<Stored>::is_int8);
 
 template <class Stored, class Fn>
 void with_width(const BlockRows& rows, const char* data, const float* scales, const Fn& fn) {
     const RowsOf<Stored> any = {data, rows.stride};
     if constexpr (has_channels<RowsOf<Stored>>)
         if (rows.by_channel) return fn(Head<RowsOf<Stored>>{any, nullptr, scales});
-    if constexpr (has_widths) {
+    if constexpr (has_widths<Stored>) {
         if (rows.dim == 64 && rows.stride == 64 * sizeof(Stored))
             return fn(Head<PackedRows<Stored, 64>>{{reinterpret_cast<const Stored*>(data)}, scales});
         if (rows.dim == 128 && rows.stride == 128 * sizeof(Stored))
