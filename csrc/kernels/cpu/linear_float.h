@@ -95,26 +95,30 @@ using FloatTile = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, 
                            float* out, size_t out_stride);
 
 /// Rows [first, n_rows), R at a time, times tokens in tiles of nearly the same size; returns the row it
-/// ended at.
+/// ended at. One row at a time are the few that are left: token by token.
 template <class Stored, int R>
 static int64_t float_product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
                                      const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k,
                                      float* out, size_t out_stride, Access access) {
-    static constexpr FloatTile tiles[] = {float_tile<Stored, R, 2>, float_tile<Stored, R, 3>,
-                                          float_tile<Stored, R, 4>, float_tile<Stored, R, 5>,
-                                          float_tile<Stored, R, 6>};
     const int64_t n_tiles = (n_tokens + float_tokens - 1) / float_tokens;
     int64_t r = first;
     for (; r + R <= n_rows; r += R) {
         const uint8_t* rows = w + r * w_stride;
-        if (n_tokens == 1) {
-            float_dots_of_tile<Stored, R>(rows, w_stride, x, k, access, out + r);
-            continue;  // and more tokens make tiles of two and more
+        if (n_tokens == 1 || R == 1) {  // and more tokens make tiles of two and more
+            for (int64_t t = 0; t < n_tokens; ++t)
+                float_dots_of_tile<Stored, R>(rows, w_stride, x + t * x_stride, k, access,
+                                              out + t * out_stride + r);
+            continue;
         }
-        for (int64_t tile = 0; tile < n_tiles; ++tile) {
-            const int64_t t = tile * n_tokens / n_tiles, end = (tile + 1) * n_tokens / n_tiles;
-            tiles[end - t - 2](rows, w_stride, x + t * x_stride, x_stride, k, out + t * out_stride + r,
-                               out_stride);
+        if constexpr (R > 1) {
+            static constexpr FloatTile tiles[] = {float_tile<Stored, R, 2>, float_tile<Stored, R, 3>,
+                                                  float_tile<Stored, R, 4>, float_tile<Stored, R, 5>,
+                                                  float_tile<Stored, R, 6>};
+            for (int64_t tile = 0; tile < n_tiles; ++tile) {
+                const int64_t t = tile * n_tokens / n_tiles, end = (tile + 1) * n_tokens / n_tiles;
+                tiles[end - t - 2](rows, w_stride, x + t * x_stride, x_stride, k, out + t * out_stride + r,
+                                   out_stride);
+            }
         }
     }
     return r;
