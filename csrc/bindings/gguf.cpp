@@ -6,6 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "core/error.h"
+#include "kernels/cpu/interleave.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/repack.h"
 
@@ -99,7 +100,11 @@ nb::tuple held(const GgufFile& file, const std::string& name) {
         while (kernel->product && kernel->weight_type != uint32_t(type)) ++kernel;
         return kernel->product != nullptr;
     };
-    const DType same = multiplied(t.dtype) ? t.dtype : cpu::repacked_type(t.dtype);
+    const DType interleaved = cpu::interleaved_type(t.dtype);
+    const bool in_sixteens = multiplied(interleaved) && t.rows % cpu::kInterleavedRows == 0;
+    const DType same = multiplied(t.dtype) ? t.dtype
+                       : in_sixteens       ? interleaved
+                                           : cpu::repacked_type(t.dtype);
     const DType type = multiplied(same) ? same : DType::F16;
     return nb::make_tuple(dtype_info(type).name, t.rows * row_bytes(type, t.cols));
 }

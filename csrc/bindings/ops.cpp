@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "engine/devices.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/interleave.h"
 #include "kernels/cpu/repack.h"
 
 namespace slimrt {
@@ -52,6 +53,19 @@ nb::tuple repack(const std::string& type, const U8& bytes) {
     cpu::repack(from, bytes.data(), n, out.data());
     const size_t size = out.size();
     return nb::make_tuple(dtype_info(to).name, numpy_array(std::move(out), {size}));
+}
+
+/// The type in which 16 rows of n elements lie side by side, and the bytes of these.
+nb::tuple interleave(const std::string& type, const U8& bytes, int64_t n) {
+    const DType from = parse_dtype(type);
+    const size_t row = row_bytes(from, n), sixteen = row * cpu::kInterleavedRows;
+    if (bytes.size() == 0 || bytes.size() % sixteen)
+        fail(ErrorCode::argument, bytes.size(), " bytes are no multiple of 16 rows of ", row);
+    std::vector<uint8_t> out(bytes.size());
+    for (size_t at = 0; at < out.size(); at += sixteen)
+        cpu::interleave(from, bytes.data() + at, row, n, out.data() + at);
+    const size_t size = out.size();
+    return nb::make_tuple(dtype_info(cpu::interleaved_type(from)).name, numpy_array(std::move(out), {size}));
 }
 
 auto narrow(const std::string& type, const F32& x, const std::string& isa) {
@@ -280,6 +294,7 @@ void bind_ops(nb::module_& m) {
     m.def("backends", &cpu::isa_names);
     m.def("unpack", &unpack, arg("type"), arg("bytes"), arg("n"), arg("isa"));
     m.def("repack", &repack, arg("type"), arg("bytes"));
+    m.def("interleave", &interleave, arg("type"), arg("bytes"), arg("n"));
     m.def("narrow", &narrow, arg("type"), arg("x"), arg("isa"));
     m.def("linear", &linear, arg("x"), arg("weight"), arg("type"), arg("rows"), arg("bias").none(),
           arg("isa"), arg("n_threads") = 1);

@@ -44,6 +44,11 @@ constexpr DTypeInfo kTypes[] = {
     {DType::IQ2_N, "iq2_n", 256, 146},
     {DType::IQ3_XXS_N, "iq3_xxs_n", 256, 146},
     {DType::IQ3_S_N, "iq3_s_n", 256, 146},
+    {DType::Q4_1_R16, "q4_1_r16", 32, 20},
+    {DType::Q5_0_R16, "q5_0_r16", 32, 22},
+    {DType::Q5_1_R16, "q5_1_r16", 32, 24},
+    {DType::Q2_K_R16, "q2_k_r16", 256, 84},
+    {DType::Q3_K_R16, "q3_k_r16", 256, 110},
 };
 constexpr CacheType kCacheTypes[] = {
     {DType::F32, 32, 0, 0},
@@ -56,7 +61,7 @@ constexpr CacheType kCacheTypes[] = {
     {DType::Q3, 3, 32, 2 * sizeof(uint16_t)},
     {DType::Q2, 2, 32, 2 * sizeof(uint16_t)},
 };
-constexpr size_t kNumbers = 249;  // type numbers end with IQ3_S_N
+constexpr size_t kNumbers = 254;  // type numbers end with Q3_K_R16
 
 /// By type number, since views look their type up all the time; holes have block 0.
 constexpr std::array<DTypeInfo, kNumbers> kByNumber = [] {

@@ -5,7 +5,7 @@
 //   FP8_E5M2  OCP e5m2, no scale; beyond 57344 rounded to nearest, so from 61440 on infinite
 //   Q4 Q3 Q2  so many bits, an f16 scale and an f16 minimum for each 32 elements: x = minimum + scale * code
 // Types of weights in memory alone, which hold what IQ2_* and IQ3_* do: IQ2_N, IQ3_XXS_N, IQ3_S_N, see
-// kernels/cpu/blocks_grid.h.
+// kernels/cpu/blocks_grid.h; and *_R16: 16 rows of such a type side by side, see kernels/cpu/interleave.h.
 // All round to nearest even. A head that holds NaN or infinity reads back as NaN (E5M2: element by element).
 #pragma once
 
@@ -48,6 +48,11 @@ enum class DType : uint32_t {
     IQ2_N = 246,
     IQ3_XXS_N = 247,
     IQ3_S_N = 248,
+    Q4_1_R16 = 249,
+    Q5_0_R16 = 250,
+    Q5_1_R16 = 251,
+    Q2_K_R16 = 252,
+    Q3_K_R16 = 253,
 };
 
 struct DTypeInfo {

@@ -101,16 +101,17 @@ void load_experts(TensorSource& file, const ModelConfig& c, const std::string& p
     w.router_bias = file.vector(p + "ffn_gate_inp.bias", n, biased);
     const bool needed = c.architecture->router.sigmoid;
     w.choice_bias = file.vector(p + kChoiceBias, n, needed ? Presence::required : Presence::optional);
-    w.experts = {.n = int(n),
-                 .gate = file.matrix(p + "ffn_gate_up_exps.weight", n * 2 * inner, d, Presence::optional),
-                 .down = file.matrix(p + "ffn_down_exps.weight", n * d, inner),
-                 .gate_bias = file.vectors(p + "ffn_gate_exps.bias", n, inner, biased),
-                 .up_bias = file.vectors(p + "ffn_up_exps.bias", n, inner, biased),
-                 .down_bias = file.vectors(p + "ffn_down_exps.bias", n, d, biased),
-                 .scale = file.vector(p + "ffn_down_exps.scale", n, Presence::optional)};
+    w.experts = {
+        .n = int(n),
+        .gate = file.matrix(p + "ffn_gate_up_exps.weight", n * 2 * inner, d, Presence::optional, inner),
+        .down = file.matrix(p + "ffn_down_exps.weight", n * d, inner, Presence::required, d),
+        .gate_bias = file.vectors(p + "ffn_gate_exps.bias", n, inner, biased),
+        .up_bias = file.vectors(p + "ffn_up_exps.bias", n, inner, biased),
+        .down_bias = file.vectors(p + "ffn_down_exps.bias", n, d, biased),
+        .scale = file.vector(p + "ffn_down_exps.scale", n, Presence::optional)};
     if (w.experts.gate) return;
-    w.experts.gate = file.matrix(p + "ffn_gate_exps.weight", n * inner, d);
-    w.experts.up = file.matrix(p + "ffn_up_exps.weight", n * inner, d);
+    w.experts.gate = file.matrix(p + "ffn_gate_exps.weight", n * inner, d, Presence::required, inner);
+    w.experts.up = file.matrix(p + "ffn_up_exps.weight", n * inner, d, Presence::required, inner);
 }
 
 void run_experts(Backend& backend, const ModelConfig& c, const ExpertWeights& w, Scratch& scratch,

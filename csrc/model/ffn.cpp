@@ -8,7 +8,8 @@ namespace {
 void load(TensorSource& file, const ModelConfig& c, const std::string& p, LayerWeights& l) {
     const Architecture& arch = *c.architecture;
     if (arch.fused_gate_up) {
-        const Tensor both = file.matrix(p + "ffn_up.weight", 2 * int64_t(l.d_ff), c.d_model);
+        const Tensor both =
+            file.matrix(p + "ffn_up.weight", 2 * int64_t(l.d_ff), c.d_model, Presence::required, l.d_ff);
         l.gate = both.rows_of(0, l.d_ff);
         l.up = both.rows_of(l.d_ff, l.d_ff);
     } else {

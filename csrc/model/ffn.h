@@ -11,10 +11,10 @@ namespace slimrt {
 class TensorSource {
   public:
     virtual ~TensorSource() = default;
-    /// [rows, cols] as it multiplies; none where it is never there or optional and missing. Throws
-    /// Error{format}.
+    /// [rows, cols] as it multiplies; none where it is never there or optional and missing. part: rows that
+    /// are always used together, of which there are one or more; 0: all. Throws Error{format}.
     virtual Tensor matrix(const std::string& name, int64_t rows, int64_t cols,
-                          Presence presence = Presence::required) = 0;
+                          Presence presence = Presence::required, int64_t part = 0) = 0;
     /// A norm's weight or a bias, or one of each of some experts: f32 [rows, n].
     virtual Tensor vectors(const std::string& name, int64_t rows, int64_t n, Presence presence) = 0;
     Tensor vector(const std::string& name, int64_t n, Presence presence) {

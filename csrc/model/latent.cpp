@@ -1,6 +1,7 @@
 #include "model/latent.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/error.h"
 
@@ -43,10 +44,11 @@ void load_latent(TensorSource& file, const ModelConfig& c, const std::string& pr
     w.q = c.q_latent ? file.matrix(p + "q_b.weight", q, c.q_latent) : file.matrix(p + "q.weight", q, d);
     w.k = file.matrix(p + "kv_a_mqa.weight", latent + rotating, d);
     w.k_norm = file.vector(p + "kv_a_norm.weight", latent, Presence::required);
-    w.kv_b = file.matrix(p + "kv_b.weight", n * (plain + c.value_dim), latent, Presence::optional);
+    w.kv_b = file.matrix(p + "kv_b.weight", n * (plain + c.value_dim), latent, Presence::optional,
+                         std::gcd(plain, int64_t(c.value_dim)));
     if (w.kv_b) return;
-    w.k_b = file.matrix(p + "k_b.weight", n * latent, plain);
-    w.v_b = file.matrix(p + "v_b.weight", n * c.value_dim, latent);
+    w.k_b = file.matrix(p + "k_b.weight", n * latent, plain, Presence::required, latent);
+    w.v_b = file.matrix(p + "v_b.weight", n * c.value_dim, latent, Presence::required, c.value_dim);
 }
 
 }  // namespace slimrt

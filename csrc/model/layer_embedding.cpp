@@ -11,8 +11,9 @@ namespace slimrt {
 void load_layer_embeddings(TensorSource& file, const ModelConfig& c, Weights& w) {
     const int64_t width = c.d_layer_embd, all = width * c.n_layers;
     if (!width) return;
-    w.layer_embd = file.matrix("per_layer_token_embd.weight", c.n_vocab, all);
-    w.layer_embd_proj = file.matrix("per_layer_model_proj.weight", all, c.d_model);
+    w.layer_embd =  // of which columns are read
+        file.matrix("per_layer_token_embd.weight", c.n_vocab, all, Presence::required, 1);
+    w.layer_embd_proj = file.matrix("per_layer_model_proj.weight", all, c.d_model, Presence::required, width);
     w.layer_embd_norm = {file.vector("per_layer_proj_norm.weight", width, Presence::required), {}, true};
     const DTypeInfo& type = dtype_info(w.layer_embd.dtype);
     if (width % type.block)

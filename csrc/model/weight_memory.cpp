@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "cache/scratch.h"
+#include "kernels/cpu/interleave.h"
 #include "kernels/cpu/repack.h"
 
 namespace slimrt {
@@ -22,6 +23,16 @@ Tensor WeightMemory::own(DType dtype, int64_t rows, int64_t cols, MemoryKind kin
     const Buffer buffer = backend_->alloc(kind, rows * row_bytes(dtype, cols), name.c_str());
     w_.owned.push_back(buffer);
     return Tensor(buffer.data.get(), dtype, rows, cols);
+}
+
+Tensor WeightMemory::interleaved(const std::string& name, const Tensor& t, DType dtype) {
+    const Tensor out = own(dtype, t.rows, t.cols, MemoryKind::weights, name);
+    if (backend_->dry()) return out;
+    backend_->run_on_host(t.rows / cpu::kInterleavedRows, [&](int64_t i, int) {
+        const int64_t first = i * cpu::kInterleavedRows;
+        cpu::interleave(t.dtype, t.row(first), t.stride, t.cols, out.row(first));
+    });
+    return out;
 }
 
 Tensor WeightMemory::repacked(const std::string& name, const Tensor& t, DType dtype) {

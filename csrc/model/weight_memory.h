@@ -17,6 +17,8 @@ class WeightMemory {
     /// Where the file is mapped; on a device a copy.
     Tensor in_place(const Tensor& t);
     Tensor own(DType dtype, int64_t rows, int64_t cols, MemoryKind kind, const std::string& name);
+    /// The same bits, 16 rows side by side.
+    Tensor interleaved(const std::string& name, const Tensor& t, DType dtype);
     /// The same numbers in another type.
     Tensor repacked(const std::string& name, const Tensor& t, DType dtype);
     /// A few rows at a time: raw, as f32, as they are kept.

@@ -7,6 +7,7 @@
 
 #include "cache/prepare.h"
 #include "core/error.h"
+#include "kernels/cpu/interleave.h"
 #include "kernels/cpu/repack.h"
 #include "model/cache_choice.h"
 #include "model/ffn.h"
@@ -59,12 +60,15 @@ class Loader final : public TensorSource {
         return std::move(w_);
     }
 
-    Tensor matrix(const std::string& name, int64_t rows, int64_t cols,
-                  Presence presence = Presence::required) override {
+    Tensor matrix(const std::string& name, int64_t rows, int64_t cols, Presence presence = Presence::required,
+                  int64_t part = 0) override {
         const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
         if (!t) return {};
         require_shape(name, *t, rows, cols);
         if (backend_->native(t->dtype)) return memory_.in_place(*t);
+        const DType interleaved = cpu::interleaved_type(t->dtype);
+        if (backend_->native(interleaved) && (part ? part : rows) % cpu::kInterleavedRows == 0)
+            return memory_.interleaved(name, *t, interleaved);
         const DType same = cpu::repacked_type(t->dtype);
         return backend_->native(same) ? memory_.repacked(name, *t, same)
                                       : memory_.unpacked(name, *t, DType::F16);
@@ -267,11 +271,11 @@ class Loader final : public TensorSource {
         load_output(c, p, a);
         a.q_norm = qk_norm(p + "_q_norm.weight", c.norms_heads ? c.head_dim : q);
         a.k_norm = qk_norm(p + "_k_norm.weight", c.norm_width());
-        const Tensor weight = matrix(p + "_qkv.weight", q + 2 * kv, c_.d_model, arch_.fused_qkv);
+        const Tensor weight = matrix(p + "_qkv.weight", q + 2 * kv, c_.d_model, arch_.fused_qkv, c.head_dim);
         if (!weight) {
-            a.q = matrix(p + "_q.weight", q, c_.d_model);
-            a.k = matrix(p + "_k.weight", kv, c_.d_model);
-            a.v = c.v_is_k ? a.k : matrix(p + "_v.weight", kv, c_.d_model);
+            a.q = matrix(p + "_q.weight", q, c_.d_model, Presence::required, c.head_dim);
+            a.k = matrix(p + "_k.weight", kv, c_.d_model, Presence::required, c.head_dim);
+            a.v = c.v_is_k ? a.k : matrix(p + "_v.weight", kv, c_.d_model, Presence::required, c.head_dim);
             a.q_bias = vector(p + "_q.bias", q, arch_.qkv_bias);
             a.k_bias = vector(p + "_k.bias", kv, arch_.k_bias ? arch_.qkv_bias : Presence::never);
             a.v_bias = vector(p + "_v.bias", kv, arch_.qkv_bias);
@@ -309,7 +313,7 @@ class Loader final : public TensorSource {
         for (const char* unread : {"_k.weight", "_v.weight", "_k.bias", "_v.bias", "_k_norm.weight"})
             find(p + unread, Presence::optional);
         if (file_.tensors().count(p + "_qkv.weight")) {
-            a.q = matrix(p + "_qkv.weight", all, c_.d_model, arch_.fused_qkv).rows_of(0, q);
+            a.q = matrix(p + "_qkv.weight", all, c_.d_model, arch_.fused_qkv, c.head_dim).rows_of(0, q);
             const Tensor bias = vector(p + "_qkv.bias", all, arch_.qkv_bias);
             if (bias) a.q_bias = bias.cols_of(0, q);
             return;

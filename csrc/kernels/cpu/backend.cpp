@@ -8,6 +8,7 @@
 #include "core/processors.h"
 #include "kernels/cpu/attention_run.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/interleave.h"
 #include "kernels/cpu/row_address.h"
 
 namespace slimrt::cpu {
@@ -25,13 +26,15 @@ struct LinearItem {
 
 /// Shares all rows out in items that become smaller: long streams at first, and at the end little to wait
 /// for. Panels (several tokens) start slowly, since nobody has asked for the first one's rows: their items
-/// are larger. Sizes are multiples of 16, so that no row's sum depends on the number of threads.
+/// are larger. Sizes are multiples of 16, of panels' rows where there are panels, so that no row's sum
+/// depends on the number of threads.
 std::vector<LinearItem> linear_items(std::span<const Product> products, int n_heads, int n_threads,
                                      int64_t n_tokens) {
     int64_t left = 0;
     for (const Product& product : products) left += product.weight.rows;
     const bool by_rows = n_tokens < kPanelTokens;
-    const int64_t min_rows = by_rows ? 16 : std::clamp<int64_t>(left / (4 * n_threads) / 16 * 16, 16, 128);
+    const int64_t share_of_each = left / (4 * n_threads) / kPanelRows * kPanelRows;
+    const int64_t min_rows = by_rows ? 16 : std::clamp<int64_t>(share_of_each, kPanelRows, 128);
     std::vector<LinearItem> items;
     for (int product = 0; product < int(products.size()); ++product) {
         const int64_t m = products[product].weight.rows / n_heads;
@@ -93,8 +96,17 @@ void CpuBackend::gather(Tensor table, Tensor ids, Tensor out) {
     each_row(out.rows, out.cols, [&](int64_t i, int) {
         const int32_t id = ids.i32()[i];
         assert(id >= 0 && id < table.rows);
+        if (const DType rows = rows_type(table.dtype); rows != table.dtype)
+            return gather_interleaved(table, id, rows, out.f32(i));
         isa_.unpack(number(table.dtype), table.row(id), out.cols, out.f32(i));
     });
+}
+
+void CpuBackend::gather_interleaved(Tensor table, int64_t row, DType type, float* out) const {
+    const int64_t first = row / kInterleavedRows * kInterleavedRows;
+    std::vector<std::byte> one(row_bytes(type, table.cols));
+    take_row(table.dtype, table.row(first), row - first, table.cols, one.data());
+    isa_.unpack(number(type), one.data(), table.cols, out);
 }
 
 void CpuBackend::norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) {

@@ -90,6 +90,8 @@ class CpuBackend final : public Backend {
             for (int64_t row = item * chunk; row < end; ++row) fn(row, thread);
         });
     }
+    /// Row `row` of a table of interleaved rows of a type.
+    void gather_interleaved(Tensor table, int64_t row, DType type, float* out) const;
     /// One block for all operations, valid until the next call; grows to the most that was asked for.
     std::byte* workspace_of(size_t bytes);
 

@@ -162,7 +162,7 @@ void CpuBackend::multiply_sorted(const SortedPairs& pairs, std::span<const Sorte
         return p.packed + of.first * max_packed_stride(p.weight.dtype, int64_t(pairs.pair.size()), k);
     };
     const int64_t all = int64_t(pairs.experts.size() * products.size()) * rows;
-    const int64_t share = std::max<int64_t>(16, all / (4 * n_threads_) / 16 * 16);
+    const int64_t share = std::max(kPanelRows, all / (4 * n_threads_) / kPanelRows * kPanelRows);
     std::vector<Item> items;
     for (const SortedProduct& p : products) {
         const bool packed = &p > products.data() && p.packed == products[0].packed;

@@ -13,6 +13,10 @@
 
 namespace slimrt::cpu {
 
+/// Rows that products of several tokens may take side by side, at most: where a share of the rows ends, so
+/// that none is multiplied in another way for it.
+inline constexpr int64_t kPanelRows = 32;
+
 /// Products of stored weight rows with activation rows, for one weight type.
 struct LinearKernel {
     uint32_t weight_type;  // DType

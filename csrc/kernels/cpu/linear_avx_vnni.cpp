@@ -17,7 +17,8 @@ static constexpr LinearKernel with_panels(DType type) {
         product_by_rows<Weight, 1>(rows, w_stride, r, n_rows, tokens, x_stride, n_tokens, k, out, out_stride,
                                    some_tokens);
     };
-    return {static_cast<uint32_t>(type), max_few<Weight> + 1, packed_bytes<Weight>, pack<Weight>, product};
+    return {static_cast<uint32_t>(type), max_few<Weight> + 1, PackedFor<Weight>::bytes,
+            pack<PackedFor<Weight>>, product};
 }
 
 const LinearKernel linear_kernels[] = {

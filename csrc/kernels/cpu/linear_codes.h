@@ -7,6 +7,8 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
+static_assert(kPanelRows % (panel_vectors * lanes) == 0);
+
 /// As many rows as fill panels of V * lanes; returns the row it ended at.
 template <class Weight, int V, class Ops>
 static int64_t product_by_panels(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
@@ -14,8 +16,7 @@ static int64_t product_by_panels(const uint8_t* w, size_t w_stride, int64_t firs
                                  size_t out_stride) {
     int64_t r = first;
     for (; r + V * lanes <= n_rows; r += V * lanes) {
-        panel_product<Weight, V, Ops>(w + r * w_stride, w_stride, x, x_stride, n_tokens, k, out + r,
-                                      out_stride);
+        panel_product<Weight, V, Ops>(w, w_stride, r, x, x_stride, n_tokens, k, out + r, out_stride);
     }
     return r;
 }
@@ -27,15 +28,13 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
     const uint8_t* w = static_cast<const uint8_t*>(weights);
     const uint8_t* x = static_cast<const uint8_t*>(activations);
     int64_t r = 0;
-    if (n_tokens > max_few<Weight>) {
+    if (n_tokens > max_few<Weight>)
         r = product_by_panels<Weight, panel_vectors, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
                                                           out, out_stride);
-        if constexpr (!is_rare<Weight> && panel_vectors * lanes > 16)  // items are of multiples of 16 rows
-            r = product_by_panels<Weight, 1, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
-                                                  out_stride);
-    } else if (n_tokens >= min_few<Weight>) {
-        if constexpr (max_few<Weight> >= min_few<Weight>)
-            r = product_of_few<Weight>(w, w_stride, n_rows, x, x_stride, n_tokens, k, out, out_stride);
+    if constexpr (max_few<Weight> >= min_few<Weight>) {  // all rows of few tokens, else what no panel takes
+        if (n_tokens >= min_few<Weight>)
+            r += product_of_some<Weight>(w + r * w_stride, w_stride, n_rows - r, x, x_stride, n_tokens, k,
+                                         out + r, out_stride, some_tokens);
     }
     if (n_tokens > 1) access = some_tokens;
     const auto by_token = [&](auto* product) {
@@ -55,9 +54,33 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
     }
 }
 
+/// n_rows: a multiple of 16.
+template <class Weight, class Ops>
+static void interleaved_product(const void* weights, size_t w_stride, int64_t n_rows, const void* activations,
+                                size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
+                                Access access) {
+    const uint8_t* w = static_cast<const uint8_t*>(weights);
+    const uint8_t* x = static_cast<const uint8_t*>(activations);
+    int64_t r = 0;
+    if (n_tokens > max_few<Weight>)
+        r = product_by_panels<Weight, panel_vectors, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
+                                                          out, out_stride);
+    if constexpr (max_few<Weight> > 0)
+        product_of_some<Weight>(w + r * w_stride, w_stride, n_rows - r, x, x_stride, n_tokens, k, out + r,
+                                out_stride, n_tokens == 1 ? access : some_tokens);
+}
+
+template <class Row, class Ops = ByElement>
+static constexpr LinearKernel with_interleaved(DType type) {
+    using Weight = Interleaved<Row>;
+    return {static_cast<uint32_t>(type), 0, PackedFor<Weight>::bytes, pack<PackedFor<Weight>>,
+            interleaved_product<Weight, Ops>};
+}
+
 template <class Weight, class Ops = ByElement>
 static constexpr LinearKernel with_codes(DType type) {
-    return {static_cast<uint32_t>(type), 0, packed_bytes<Weight>, pack<Weight>, quant_product<Weight, Ops>};
+    return {static_cast<uint32_t>(type), 0, PackedFor<Weight>::bytes, pack<PackedFor<Weight>>,
+            quant_product<Weight, Ops>};
 }
 
 /// What the compiler must take for numbers that may change and differ.

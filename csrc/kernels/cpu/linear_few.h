@@ -8,12 +8,20 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 
 template <class Weight>
-constexpr int64_t min_few = large<Weight> ? 3 : 2;
+constexpr int min_few = is_interleaved<Weight> ? 1
+                        : large<Weight>        ? 3
+                                               : 2;
 /// Else panels: for groups of 16 signed ones take as long with 4 tokens, and less with more (docs/arm.md).
 template <class Weight>
-constexpr int64_t max_few =
-    few_in_registers && !is_rare<Weight> && (ByElement::n == 1 || Weight::group != 16) ? 8
-                                                                                       : min_few<Weight> - 1;
+constexpr int max_few = few_in_registers && !is_rare<Weight> && (ByElement::n == 1 || Weight::group != 16) ? 8
+                        : is_interleaved<Weight> ? few_in_registers
+                                                 : min_few<Weight> - 1;
+template <class Weight>
+constexpr int rows_of_few = is_interleaved<Weight> ? interleaved_rows : lanes;
+template <int n, int least, int most>
+constexpr int clamped = n < least  ? least
+                        : n > most ? most
+                                   : n;
 
 /// What unpack() feeds: T tokens' sums for `lanes` rows.
 template <class Weight, int T>
@@ -24,7 +32,7 @@ struct FewTokens {
     const size_t stride;
     float (*const scales)[lanes], (*const minima)[lanes];  // of a block
     int64_t block;
-    Ahead ahead;  // the next rows
+    Ahead ahead;  // what is read next
     Vec acc[T];
 
     void scale(int group, Vec s) { store(scales[group], s); }
@@ -113,40 +121,65 @@ struct FewTokens {
     }
 };
 
-/// `lanes` rows times T tokens.
+/// `lanes` rows times T tokens, or 16 that are interleaved.
 template <class Weight, int T>
 [[gnu::flatten]] static void few_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride,
-                                         int64_t k, float* out, size_t out_stride) {
+                                         int64_t k, float* out, size_t out_stride, Access access) {
     using Block = typename Weight::Block;
+    constexpr int rows = rows_of_few<Weight>;
     alignas(64) float scales[Weight::block / Weight::group][lanes];
     alignas(64) float minima[Weight::has_min ? Weight::block / Weight::group : 1][lanes];
-    const uint8_t* const next = w + lanes * w_stride;
-    FewTokens<Weight, T> tokens{Activations(x, k), x_stride, scales, minima, 0, {next, next}, {}};
+    const uint8_t* const next = is_interleaved<Weight> ? w + access.ahead : w + rows * w_stride;
+    FewTokens<Weight, T> tokens{Activations(x, k),         x_stride, scales, minima, 0,
+                                {next, next, access.hint}, {}};
+    Vec acc[rows / lanes][T];
+    for (auto& of_lanes : acc) {
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) tokens.acc[t] = splat(0);
-    for (; tokens.block < k / Weight::block; ++tokens.block) {
-        unpack(RowsAt{w + tokens.block * static_cast<int64_t>(sizeof(Block)), w_stride},
-               static_cast<const Block*>(nullptr), tokens);
+        for (int t = 0; t < T; ++t) of_lanes[t] = splat(0);
     }
+    for (; tokens.block < k / Weight::block; ++tokens.block) {
+#pragma GCC unroll 1
+        for (int r = 0; r < rows; r += lanes) {
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) store(out + t * out_stride, tokens.acc[t]);
+            for (int t = 0; t < T; ++t) tokens.acc[t] = acc[r / lanes][t];
+            unpack(blocks_at<Weight>(w, w_stride, r, tokens.block), static_cast<const Block*>(nullptr),
+                   tokens);
+#pragma GCC unroll 8
+            for (int t = 0; t < T; ++t) acc[r / lanes][t] = tokens.acc[t];
+        }
+    }
+    for (int r = 0; r < rows; r += lanes) {
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) store(out + t * out_stride + r, acc[r / lanes][t]);
+    }
 }
 
 using FewProduct = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
-                            float* out, size_t out_stride);
+                            float* out, size_t out_stride, Access access);
 
-/// As many rows as there are `lanes` of; returns the row it ended at.
+/// As many rows as can be multiplied side by side, times all tokens, as many at a time; returns how many.
 template <class Weight>
-static int64_t product_of_few(const uint8_t* w, size_t w_stride, int64_t n_rows, const uint8_t* x,
-                              size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
-    constexpr int least = min_few<Weight>;
-    static_assert(max_few<Weight> == 8);
-    static constexpr FewProduct of_tokens[] = {
-        few_product<Weight, least>, few_product<Weight, 3>, few_product<Weight, 4>, few_product<Weight, 5>,
-        few_product<Weight, 6>,     few_product<Weight, 7>, few_product<Weight, 8>};
+static int64_t product_of_some(const uint8_t* w, size_t w_stride, int64_t n_rows, const uint8_t* x,
+                               size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
+                               Access access) {
+    constexpr int least = min_few<Weight>, most = max_few<Weight>, rows = rows_of_few<Weight>;
+    static constexpr FewProduct of_tokens[] = {few_product<Weight, least>,
+                                               few_product<Weight, clamped<2, least, most>>,
+                                               few_product<Weight, clamped<3, least, most>>,
+                                               few_product<Weight, clamped<4, least, most>>,
+                                               few_product<Weight, clamped<5, least, most>>,
+                                               few_product<Weight, clamped<6, least, most>>,
+                                               few_product<Weight, clamped<7, least, most>>,
+                                               few_product<Weight, most>};
+    const int64_t tiles = (n_tokens + most - 1) / most;
     int64_t r = 0;
-    for (; r + lanes <= n_rows; r += lanes)
-        of_tokens[n_tokens - 2](w + r * w_stride, w_stride, x, x_stride, k, out + r, out_stride);
+    for (; r + rows <= n_rows; r += rows) {
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+            const int64_t t = tile * n_tokens / tiles, end = (tile + 1) * n_tokens / tiles;
+            of_tokens[end - t - 1](w + r * w_stride, w_stride, x + t * x_stride, x_stride, k,
+                                   out + t * out_stride + r, out_stride, access);
+        }
+    }
     return r;
 }
 

@@ -7,6 +7,16 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
+/// What the products of a panel depend on of a type: types that agree in it share their code.
+template <int group_, bool has_min_, bool has_offset_, bool is_wide_, int fours_>
+struct PanelKind {
+    static constexpr int group = group_, fours_in_pairs = fours_;
+    static constexpr bool has_min = has_min_, has_offset = has_offset_, is_wide = is_wide_;
+};
+template <class Weight>
+using KindOf = PanelKind<Weight::group, Weight::has_min, Weight::offset != 0 && ByElement::n == 1,
+                         Weight::is_wide && PanelPairs::max != 0, fours_in_pairs<Weight>>;
+
 /// What unpack() feeds: the codes and scales of `lanes` rows of a panel, from a block's first on.
 template <class Weight, int V, class Ops>
 struct PanelColumn {
@@ -55,22 +65,25 @@ struct PanelColumn {
 };
 
 /// V * lanes rows of up to 256 elements; for ByElement their codes are signed.
-template <class Weight, int V, class Ops>
+template <class Kind, int V, class Ops>
 struct Panel {
-    static constexpr int elements = 256, rows = V * lanes, groups = elements / Weight::group;
+    static constexpr int elements = 256, rows = V * lanes, groups = elements / Kind::group;
     static constexpr int side_by_side = Ops::side_by_side;
-    using Block = typename Weight::Block;
 
     alignas(64) uint8_t codes[elements / side_by_side][rows][side_by_side];
-    alignas(64) float scales[groups * (Weight::has_min ? 2 : 1)][rows * Ops::tokens];  // then the minima
+    alignas(64) float scales[groups * (Kind::has_min ? 2 : 1)][rows * Ops::tokens];  // then the minima
 
-    /// Unpacks n elements of the rows, from these blocks on; meanwhile asks for `bytes` ahead.
-    void fill(const uint8_t* blocks, size_t w_stride, int64_t n, Ahead& ahead, int64_t bytes) {
+    /// Unpacks n elements of the rows from `first_row` on, from that block on; meanwhile asks for `bytes`
+    /// ahead.
+    template <class Weight>
+    void fill(const uint8_t* w, size_t w_stride, int64_t first_row, int64_t block, int64_t n, Ahead& ahead,
+              int64_t bytes) {
+        using Block = typename Weight::Block;
         constexpr int block_groups = Weight::block / Weight::group;
         const int64_t share = bytes * Weight::block / (V * n);
         for (int r = 0; r < rows; r += lanes) {
             for (int b = 0; b < n / Weight::block; ++b) {
-                const RowsAt from{blocks + r * w_stride + b * sizeof(Block), w_stride};
+                const auto from = blocks_at<Weight>(w, w_stride, first_row + r, block + b);
                 const int group = b * block_groups, minimum = Weight::has_min ? groups + group : group;
                 PanelColumn<Weight, V, Ops> to{codes[b * Weight::block / side_by_side][r],
                                                scales[group] + r * Ops::tokens,
@@ -85,32 +98,31 @@ struct Panel {
 };
 
 /// T tokens' sums for a panel's rows, while they are in registers.
-template <class Weight, int V, int T, class Ops, bool is_signed = (Ops::n > 1)>
+template <class Kind, int V, int T, class Ops, bool is_signed = (Ops::n > 1)>
 struct PanelTile {
-    static constexpr int elements = Weight::group;  // that are added at a time
-    const uint8_t* x;                               // token t is t * x_stride further
+    static constexpr int elements = Kind::group;  // that are added at a time
+    const uint8_t* x;                             // token t is t * x_stride further
     size_t x_stride;
     Activations first;  // token 0
     Vec acc[T][V];
 
     /// Adds group g of the panel, which is group `at` of the row.
-    void add(const Panel<Weight, V, Ops>& panel, int g, int64_t at) {
-        constexpr int quads = Weight::group / 4;
+    void add(const Panel<Kind, V, Ops>& panel, int g, int64_t at) {
+        constexpr int quads = Kind::group / 4;
         constexpr int32_t none = first_sum;
         PanelSums s[T][V];
         for (int t = 0; t < T; ++t) {
-            for (int v = 0; v < V; ++v) {
-                s[t][v] = start_all(Weight::offset == 0 ? static_cast<const void*>(&none)
-                                                        : first.sums + 4 * at + t * x_stride);
-            }
+            const void* const start =
+                Kind::has_offset ? static_cast<const void*>(first.sums + 4 * at + t * x_stride) : &none;
+            for (int v = 0; v < V; ++v) s[t][v] = start_all(start);
         }
-        for (int q = 0; q < quads; q += fours_in_pairs<Weight>)
+        for (int q = 0; q < quads; q += Kind::fours_in_pairs)
             multiply<PanelPairs>(panel, g * quads + q, first.codes + 4 * (at * quads + q), s);
         for (int t = 0; t < T; ++t) {
-            const Vec d = splat(f32_at(first.scales + at * Weight::group / 32 * 4 + t * x_stride));
+            const Vec d = splat(f32_at(first.scales + at * Kind::group / 32 * 4 + t * x_stride));
             for (int v = 0; v < V; ++v) {
                 acc[t][v] = fma(to_vec(s[t][v]), load(panel.scale(g) + v * lanes) * d, acc[t][v]);
-                if constexpr (Weight::has_min) {
+                if constexpr (Kind::has_min) {
                     const Vec sums = splat(f32_at(first.sums + 4 * at + t * x_stride));
                     acc[t][v] = fma(load(panel.min(g) + v * lanes), sums, acc[t][v]);
                 }
@@ -122,15 +134,15 @@ struct PanelTile {
   private:
     /// Adds the fours from `quad` of the panel on, as many as fit into sums of pairs.
     template <class Pairs>
-    void multiply(const Panel<Weight, V, Ops>& panel, int quad, const uint8_t* codes,
+    void multiply(const Panel<Kind, V, Ops>& panel, int quad, const uint8_t* codes,
                   PanelSums (&s)[T][V]) const {
-        constexpr int n = fours_in_pairs<Weight>;
+        constexpr int n = Kind::fours_in_pairs;
         if constexpr (n == 1) {
             PanelCodes w[V];
             for (int v = 0; v < V; ++v) w[v] = load_panel(panel.codes[quad][v * lanes]);
             for (int t = 0; t < T; ++t) {
                 const PanelCodes four = splat_four(codes + t * x_stride);
-                for (int v = 0; v < V; ++v) s[t][v] = dot<Weight::is_wide>(s[t][v], w[v], four);
+                for (int v = 0; v < V; ++v) s[t][v] = dot<Kind::is_wide>(s[t][v], w[v], four);
             }
         } else {
             Pairs p[T][V];
@@ -152,8 +164,8 @@ struct PanelTile {
 };
 
 /// The same of signed codes. A vector has the sums of Ops::tokens tokens.
-template <class Weight, int V, int T, class Ops>
-struct PanelTile<Weight, V, T, Ops, true> {
+template <class Kind, int V, int T, class Ops>
+struct PanelTile<Kind, V, T, Ops, true> {
     static constexpr int elements = 32;
     static constexpr int n_t = (T + Ops::tokens - 1) / Ops::tokens, n_v = V * Ops::tokens;
     const uint8_t* x;
@@ -166,19 +178,19 @@ struct PanelTile<Weight, V, T, Ops, true> {
     size_t next(int t) const { return (t + 1) * Ops::tokens <= T ? x_stride : 0; }
 
     /// Adds group g of the panel, whose activations are at `codes`.
-    void multiply(const Panel<Weight, V, Ops>& panel, int g, const uint8_t* codes,
+    void multiply(const Panel<Kind, V, Ops>& panel, int g, const uint8_t* codes,
                   PanelSums (&s)[n_t][n_v]) const {
 #pragma GCC unroll 2
-        for (int q = 0; q < Weight::group; q += 4 * Ops::n) {
+        for (int q = 0; q < Kind::group; q += 4 * Ops::n) {
             typename Ops::Codes x[n_t];
             for (int t = 0; t < n_t; ++t) x[t] = Ops::load(codes + q + token(t), next(t));
-            const uint8_t* const of = panel.codes[0][0] + (g * Weight::group + q) * panel.rows;
+            const uint8_t* const of = panel.codes[0][0] + (g * Kind::group + q) * panel.rows;
 #pragma GCC unroll 4
             for (int i = 0; i < 4 * Ops::n / panel.side_by_side; ++i) {
                 for (int v = 0; v < n_v; ++v) {
                     const PanelCodes w = load_panel(of + i * sizeof panel.codes[0] + v * sizeof w);
                     for (int t = 0; t < n_t; ++t)
-                        s[t][v] = Ops::template dot<Weight::is_wide>(s[t][v], w, x[t], i);
+                        s[t][v] = Ops::template dot<Kind::is_wide>(s[t][v], w, x[t], i);
                 }
             }
         }
@@ -187,8 +199,8 @@ struct PanelTile<Weight, V, T, Ops, true> {
     /// Adds elements 32 i ... 32 i + 31 of the panel, which are elements 32 at ... of the row. Where these
     /// are two groups, the sums of the first go on in those of the second, so the panel's scale of the first
     /// is its own less the second's.
-    void add(const Panel<Weight, V, Ops>& panel, int i, int64_t at) {
-        constexpr int groups = 32 / Weight::group;
+    void add(const Panel<Kind, V, Ops>& panel, int i, int64_t at) {
+        constexpr int groups = 32 / Kind::group;
         PanelSums s[n_t][n_v];
         Vec before[n_t][n_v], scaled[n_t][n_v];  // before: the sums of the first of two groups
         for (int t = 0; t < n_t; ++t) {
@@ -199,7 +211,7 @@ struct PanelTile<Weight, V, T, Ops, true> {
             for (int t = 0; t < n_t; ++t) {
                 for (int v = 0; v < n_v; ++v) before[t][v] = computed(to_vec(s[t][v]));
             }
-            multiply(panel, i * groups + 1, first.codes + 32 * at + Weight::group, s);
+            multiply(panel, i * groups + 1, first.codes + 32 * at + Kind::group, s);
         }
         for (int v = 0; v < n_v; ++v) {
             const Vec scale = load(panel.scale((i + 1) * groups - 1) + v * lanes);
@@ -213,9 +225,10 @@ struct PanelTile<Weight, V, T, Ops, true> {
             const Vec d = Ops::load_tokens(first.scales + 4 * at + token(t), next(t));
             for (int v = 0; v < n_v; ++v) {
                 acc[t][v] = fma(scaled[t][v], d, acc[t][v]);
-                if constexpr (Weight::has_min) {
-                    const Vec sums = Ops::load_tokens(first.sums + 4 * at + token(t), next(t));
-                    acc[t][v] = fma(load(panel.min(i) + v * lanes), sums, acc[t][v]);
+                for (int g = 0; Kind::has_min && g < groups; ++g) {
+                    const uint8_t* const of_group = first.sums + 4 * (at * groups + g);
+                    const Vec sums = Ops::load_tokens(of_group + token(t), next(t));
+                    acc[t][v] = fma(load(panel.min(i * groups + g) + v * lanes), sums, acc[t][v]);
                 }
             }
         }
@@ -227,10 +240,10 @@ struct PanelTile<Weight, V, T, Ops, true> {
 };
 
 /// out (+)= the panel, which starts at element `first` of the rows, times T tokens.
-template <class Weight, int V, int T, class Ops>
-static void panel_tile(const Panel<Weight, V, Ops>& panel, const uint8_t* x, size_t x_stride, int64_t first,
-                       int64_t k, float* out, size_t out_stride) {
-    using Tile = PanelTile<Weight, V, T, Ops>;
+template <class Kind, int V, int T, class Ops>
+[[gnu::noinline]] static void panel_tile(const Panel<Kind, V, Ops>& panel, const uint8_t* x, size_t x_stride,
+                                         int64_t first, int64_t k, float* out, size_t out_stride) {
+    using Tile = PanelTile<Kind, V, T, Ops>;
     Tile tile{x, x_stride, Activations(x, k)};
     for (auto& of_token : tile.acc) {
         for (Vec& sums : of_token) sums = splat(0);
@@ -247,24 +260,26 @@ static void panel_tile(const Panel<Weight, V, Ops>& panel, const uint8_t* x, siz
 
 /// V * lanes rows times all tokens, four at a time.
 template <class Weight, int V, class Ops>
-static void panel_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride,
-                          int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
+static void panel_product(const uint8_t* w, size_t w_stride, int64_t first_row, const uint8_t* x,
+                          size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
     constexpr int64_t max_tile = 4;
     constexpr int64_t unpacking = 4;  // takes about as long as so many tokens
-    static constexpr decltype(&panel_tile<Weight, V, 1, Ops>) rests[] = {
-        panel_tile<Weight, V, 1, Ops>, panel_tile<Weight, V, 2, Ops>, panel_tile<Weight, V, 3, Ops>};
-    Panel<Weight, V, Ops> panel;
-    Ahead ahead{w + panel.rows * w_stride, w + panel.rows * w_stride};
+    using Kind = KindOf<Weight>;
+    static constexpr decltype(&panel_tile<Kind, V, 1, Ops>) rests[] = {
+        panel_tile<Kind, V, 1, Ops>, panel_tile<Kind, V, 2, Ops>, panel_tile<Kind, V, 3, Ops>};
+    Panel<Kind, V, Ops> panel;
+    const uint8_t* const next = w + (first_row + panel.rows) * w_stride;
+    Ahead ahead{next, next};
     for (int64_t first = 0; first < k; first += panel.elements) {
         const int64_t n = k - first < panel.elements ? k - first : panel.elements;
-        const int64_t offset = first / Weight::block * static_cast<int64_t>(sizeof(typename Weight::Block));
         const int64_t bytes =
             n / Weight::block * static_cast<int64_t>(sizeof(typename Weight::Block)) * panel.rows;
-        panel.fill(w + offset, w_stride, n, ahead, bytes * unpacking / (unpacking + n_tokens));
+        panel.template fill<Weight>(w, w_stride, first_row, first / Weight::block, n, ahead,
+                                    bytes * unpacking / (unpacking + n_tokens));
         int64_t t = 0;
         for (; t + max_tile <= n_tokens; t += max_tile) {
-            panel_tile<Weight, V, max_tile, Ops>(panel, x + t * x_stride, x_stride, first, k,
-                                                 out + t * out_stride, out_stride);
+            panel_tile<Kind, V, max_tile, Ops>(panel, x + t * x_stride, x_stride, first, k,
+                                               out + t * out_stride, out_stride);
             ahead.some(bytes * max_tile / (unpacking + n_tokens));
         }
         if (t < n_tokens)

@@ -40,28 +40,35 @@ constexpr bool takes_two_apart = requires {
 };
 
 /// Codes again, in the order in which one token's product reads them, after the rest.
-template <class Weight>
-constexpr bool ordered = takes_two_apart<Weight, TwoApart> || takes_four_groups<Weight, FourGroups>;
+enum class Order { none, two_apart, four_groups };
 
-template <class Weight>
-static size_t bytes_before_ordered(int64_t k) {
-    const int64_t n = Activations::padded(k);
-    return static_cast<size_t>((n + n / 8 + n / Weight::group * 4 + 63) & -64);
-}
+/// How activations are packed for a type: types that agree in it share what is packed.
+template <int group_, bool has_min_, int offset_, Order order_>
+struct PackedAs {
+    static constexpr int group = group_, offset = offset_;
+    static constexpr bool has_min = has_min_;
+    static constexpr Order order = order_;
 
-/// Where a half of a group of 32 is, of each 128.
+    static size_t before_ordered(int64_t k) {
+        const int64_t n = Activations::padded(k);
+        return static_cast<size_t>((n + n / 8 + n / group * 4 + 63) & -64);
+    }
+    static size_t bytes(int64_t k) {
+        return before_ordered(k) + static_cast<size_t>(order == Order::none ? 0 : Activations::padded(k));
+    }
+    /// Where a half of a group of 32 is, of each 128.
+    static int64_t ordered_half(int64_t of_group, int half) {
+        const int64_t first = of_group / 4 * 128, of = of_group % 4;
+        return first +
+               (order == Order::two_apart ? of % 2 * 64 + of / 2 * 32 + 16 * half : 64 * half + 16 * of);
+    }
+};
 template <class Weight>
-constexpr int64_t ordered_half(int64_t group, int half) {
-    const int64_t first = group / 4 * 128, of = group % 4;
-    return first +
-           (takes_two_apart<Weight, TwoApart> ? of % 2 * 64 + of / 2 * 32 + 16 * half : 64 * half + 16 * of);
-}
-
+constexpr Order order_of = takes_two_apart<Weight, TwoApart>       ? Order::two_apart
+                           : takes_four_groups<Weight, FourGroups> ? Order::four_groups
+                                                                   : Order::none;
 template <class Weight>
-static size_t packed_bytes(int64_t k) {
-    return bytes_before_ordered<Weight>(k) +
-           static_cast<size_t>(ordered<Weight> ? Activations::padded(k) : 0);
-}
+using PackedFor = PackedAs<Weight::group, Weight::has_min, Weight::offset, order_of<Weight>>;
 
 /// 32 activations to codes; returns their scale, which is infinite or NaN if one of them is.
 static inline float round_codes(const float* x, int8_t* codes) {
@@ -70,27 +77,27 @@ static inline float round_codes(const float* x, int8_t* codes) {
     return max / 127;
 }
 
-template <class Weight>
+template <class As>
 static void pack(const float* x, int64_t k, void* out) {
-    constexpr int group = Weight::group;
+    constexpr int group = As::group;
     uint8_t* codes_to = static_cast<uint8_t*>(out);
     uint8_t* scales_to = codes_to + Activations::padded(k);
     uint8_t* sums_to = scales_to + Activations::padded(k) / 8;
-    uint8_t* ordered_to = codes_to + bytes_before_ordered<Weight>(k);
-    memset(out, 0, packed_bytes<Weight>(k));
+    uint8_t* ordered_to = codes_to + As::before_ordered(k);
+    memset(out, 0, As::bytes(k));
     for (int64_t b = 0; b < k / 32; ++b) {
         int8_t codes[32];
         const float scale = round_codes(x + 32 * b, codes);
         memcpy(codes_to + 32 * b, codes, 32);
-        for (int half = 0; ordered<Weight> && half < 2; ++half)
-            memcpy(ordered_to + ordered_half<Weight>(b, half), codes + 16 * half, 16);
+        for (int half = 0; As::order != Order::none && half < 2; ++half)
+            memcpy(ordered_to + As::ordered_half(b, half), codes + 16 * half, 16);
         memcpy(scales_to + 4 * b, &scale, 4);
         for (int g = 0; g < 32 / group; ++g) {
             int32_t total = 0;
             for (int i = 0; i < group; ++i) total += codes[g * group + i];
-            const int32_t start = first_sum - Weight::offset * total;
+            const int32_t start = first_sum - As::offset * total;
             const float scaled = -scale * static_cast<float>(total);
-            const uint32_t stored = Weight::has_min ? u32_at(&scaled) : u32_at(&start);
+            const uint32_t stored = As::has_min ? u32_at(&scaled) : u32_at(&start);
             memcpy(sums_to + 4 * (b * 32 / group + g), &stored, 4);
         }
     }
@@ -238,7 +245,7 @@ template <class Weight, class Two>
     using Block = typename Weight::Block;
     constexpr int n = Two::blocks, bytes = sizeof(Block);
     const Activations token(x, k);
-    const uint8_t* const codes = x + bytes_before_ordered<Weight>(k);
+    const uint8_t* const codes = x + PackedFor<Weight>::before_ordered(k);
     const int64_t units = k / Weight::unit;
     for (int64_t r = 0; r < n_rows; ++r, w += w_stride) {
         const Calls<1> calls(w, w_stride, access);
@@ -281,7 +288,7 @@ template <class Weight, class Four>
     constexpr bool by_blocks = Weight::block == 32;
     constexpr int64_t n = by_blocks ? 4 : 1, elements = n * Weight::block, bytes = n * sizeof(Block);
     const Activations token(x, k);
-    const uint8_t* const codes = x + bytes_before_ordered<Weight>(k);
+    const uint8_t* const codes = x + PackedFor<Weight>::before_ordered(k);
     for (int64_t r = 0; r < n_rows; ++r, w += w_stride) {
         const Calls<1> calls(w, w_stride, access);
         Acc acc = {};

@@ -175,4 +175,39 @@ struct WeightTQ2_0 {
     static Scales scales(const Block* b) { return eight_signed(0x0101010101010101, b->d); }
 };
 
+// Held interleaved alone, see kernels/cpu/interleave.h: what has no products of single rows.
+
+struct WeightQ4_1 {
+    using Block = BlockQ4_1;
+    static constexpr int block = 32, group = 32, offset = 0, max_code = 15;
+    static constexpr bool has_min = true, is_wide = false, is_rare = true;
+};
+struct WeightQ5_0 {
+    using Block = BlockQ5_0;
+    static constexpr int block = 32, group = 32, offset = 16, max_code = 31;
+    static constexpr bool has_min = false, is_wide = false, is_rare = true;
+};
+struct WeightQ5_1 {
+    using Block = BlockQ5_1;
+    static constexpr int block = 32, group = 32, offset = 0, max_code = 31;
+    static constexpr bool has_min = true, is_wide = false, is_rare = true;
+};
+struct WeightQ2_K {
+    using Block = BlockQ2_K;
+    static constexpr int block = 256, group = 16, offset = 0, max_code = 3;
+    static constexpr bool has_min = true, is_wide = false, is_rare = true;
+};
+struct WeightQ3_K {
+    using Block = BlockQ3_K;
+    static constexpr int block = 256, group = 16, offset = 4, max_code = 7;
+    static constexpr bool has_min = false, is_wide = false, is_rare = true;
+};
+
+template <class Row>
+struct Interleaved : Row {
+    static constexpr bool is_interleaved = true;
+};
+template <class Weight>
+constexpr bool is_interleaved = requires { Weight::is_interleaved; };
+
 }  // namespace slimrt::cpu::SLIMRT_ISA

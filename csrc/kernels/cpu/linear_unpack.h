@@ -7,6 +7,26 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
+/// Where a block of `lanes` of 16 interleaved rows is: words side by side, then halves if there is an odd
+/// one.
+struct InterleavedAt {
+    const uint8_t *words, *halves;
+};
+constexpr int64_t interleaved_rows = 16;
+
+/// Block number b of the rows [row, row + lanes).
+template <class Weight>
+static inline auto blocks_at(const uint8_t* w, size_t w_stride, int64_t row, int64_t b) {
+    constexpr int64_t bytes = sizeof(typename Weight::Block);
+    if constexpr (is_interleaved<Weight>) {
+        const int64_t first = row & -interleaved_rows, lane = row - first;
+        const uint8_t* const all = w + first * w_stride + b * interleaved_rows * bytes;
+        return InterleavedAt{all + 4 * lane, all + bytes / 4 * 4 * interleaved_rows + 2 * lane};
+    } else {
+        return RowsAt(w + row * w_stride + b * bytes, w_stride);
+    }
+}
+
 /// As four and four.
 template <int N>
 static inline void load_words(const RowsAt& row, int at, Words (&to)[N]) {
@@ -16,6 +36,29 @@ static inline void load_words(const RowsAt& row, int at, Words (&to)[N]) {
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) to[i + j] = four[j];
     }
+}
+
+// Of interleaved rows, words that begin at byte `at` of a block, which an odd half may precede.
+static inline Words load_word(const InterleavedAt& rows, int at) {
+    Words w;
+    memcpy(&w, rows.words + at / 4 * (4 * interleaved_rows), sizeof w);
+    return w;
+}
+template <int N>
+static inline void load_words(const InterleavedAt& rows, int at, Words (&to)[N]) {
+#pragma GCC unroll 8
+    for (int i = 0; i < N; ++i) to[i] = load_word(rows, at + 4 * i);
+}
+
+/// The one half beside a block's words, which is its first or its last.
+template <class Block>
+static inline Vec load_d(const RowsAt& rows) {
+    constexpr bool is_first = __builtin_offsetof(Block, d) == 0;
+    return is_first ? half_of(load_word(rows, 0), 0) : half_of(load_word(rows, sizeof(Block) - 4), 1);
+}
+template <class Block>
+static inline Vec load_d(const InterleavedAt& rows) {
+    return load(reinterpret_cast<const Half*>(rows.halves));
 }
 
 /// Fields of all words.
@@ -32,9 +75,9 @@ static inline void fields_above(const Words (&from)[8], int shift, int mask, Wor
 // to.minimum(group, Vec) for the groups of a block, and to.fours(first, Words[8]) for 32 codes of each row:
 // fours of them, from number `first` of the block on.
 
-template <class To>
-static inline void unpack(const RowsAt& from, const BlockQ8_0*, To& to) {
-    to.scale(0, half_of(load_word(from, 0), 0));
+template <class From, class To>
+static inline void unpack(const From& from, const BlockQ8_0*, To& to) {
+    to.scale(0, load_d<BlockQ8_0>(from));
     Words codes[8];
     load_words(from, 2, codes);
 #pragma GCC unroll 8
@@ -43,8 +86,8 @@ static inline void unpack(const RowsAt& from, const BlockQ8_0*, To& to) {
 }
 
 /// 32 nibbles from byte `at` of the rows on, as fours from number `first` on: what `code` makes of them.
-template <class To, class Code>
-static inline void unpack_nibbles(const RowsAt& from, int at, int first, const Code& code, To& to) {
+template <class From, class To, class Code>
+static inline void unpack_nibbles(const From& from, int at, int first, const Code& code, To& to) {
     Words codes[4], fours[8];
     load_words(from, at, codes);
 #pragma GCC unroll 4
@@ -55,26 +98,26 @@ static inline void unpack_nibbles(const RowsAt& from, int at, int first, const C
     to.fours(first, fours);
 }
 
-template <class To>
-static inline void unpack(const RowsAt& from, const BlockQ4_0*, To& to) {
-    to.scale(0, half_of(load_word(from, 0), 0));
+template <class From, class To>
+static inline void unpack(const From& from, const BlockQ4_0*, To& to) {
+    to.scale(0, load_d<BlockQ4_0>(from));
     unpack_nibbles(from, 2, 0, [](Words w) { return w; }, to);
 }
 
-template <class To>
-static inline void unpack(const RowsAt& from, const BlockIQ4_NL*, To& to) {
-    to.scale(0, half_of(load_word(from, 0), 0));
+template <class From, class To>
+static inline void unpack(const From& from, const BlockIQ4_NL*, To& to) {
+    to.scale(0, load_d<BlockIQ4_NL>(from));
     unpack_nibbles(from, 2, 0, [](Words w) { return look_up(WeightIQ4_NL::table(), w); }, to);
 }
 
-template <class To>
-static inline void unpack(const RowsAt& from, const BlockMXFP4*, To& to) {
+template <class From, class To>
+static inline void unpack(const From& from, const BlockMXFP4*, To& to) {
     to.scale(0, power_of(load_word(from, 0)));
     unpack_nibbles(from, 1, 0, [](Words w) { return look_up(WeightMXFP4::table(), w); }, to);
 }
 
-template <class To>
-static inline void unpack(const RowsAt& from, const BlockIQ4_XS*, To& to) {
+template <class From, class To>
+static inline void unpack(const From& from, const BlockIQ4_XS*, To& to) {
     const Words head = load_word(from, 0), low = load_word(from, 4);
     const Vec d = half_of(head, 0);
 #pragma GCC unroll 8
@@ -87,11 +130,11 @@ static inline void unpack(const RowsAt& from, const BlockIQ4_XS*, To& to) {
             from, 8 + 16 * g, 8 * g, [](Words w) { return look_up(WeightIQ4_NL::table(), w); }, to);
 }
 
-template <class To, class Values>
-static inline void unpack(const RowsAt& from, const BlockOfCodes<Values>*, To& to) {
+template <class From, class To, class Values>
+static inline void unpack(const From& from, const BlockOfCodes<Values>*, To& to) {
     Words scales[4];
     load_words(from, 2, scales);
-    const Vec d = half_of(load_word(from, 0), 0) * splat(Values::unit);
+    const Vec d = load_d<BlockOfCodes<Values>>(from) * splat(Values::unit);
 #pragma GCC unroll 16
     for (int g = 0; g < 16; ++g) to.scale(g, signed_byte_of(scales[g / 4], g % 4) * d);
     for (int j = 0; j < 8; ++j)
@@ -99,9 +142,9 @@ static inline void unpack(const RowsAt& from, const BlockOfCodes<Values>*, To& t
             from, 18 + 16 * j, 8 * j, [](Words w) { return look_up(WeightOfCodes<Values>::table(), w); }, to);
 }
 
-template <class To>
-static inline void unpack(const RowsAt& from, const BlockTQ2_0*, To& to) {
-    const Vec d = half_of(load_word(from, 62), 1);
+template <class From, class To>
+static inline void unpack(const From& from, const BlockTQ2_0*, To& to) {
+    const Vec d = load_d<BlockTQ2_0>(from);
     for (int g = 0; g < 8; ++g) to.scale(g, d);
     for (int half = 0; half < 2; ++half) {
         Words codes[8], fours[8];
@@ -114,8 +157,8 @@ static inline void unpack(const RowsAt& from, const BlockTQ2_0*, To& to) {
 }
 
 /// Q4_K's and Q5_K's 8 scales and minima of six bits.
-template <class To>
-static inline void unpack_six_bits(const RowsAt& from, To& to) {
+template <class From, class To>
+static inline void unpack_six_bits(const From& from, To& to) {
     Words head[4];  // d and dmin, then a, b, c
     load_words(from, 0, head);
     const Vec d = half_of(head[0], 0), dmin = half_of(head[0], 1);
@@ -128,8 +171,8 @@ static inline void unpack_six_bits(const RowsAt& from, To& to) {
     }
 }
 
-template <class To>
-static inline void unpack(const RowsAt& from, const BlockQ4_K*, To& to) {
+template <class From, class To>
+static inline void unpack(const From& from, const BlockQ4_K*, To& to) {
     unpack_six_bits(from, to);
     for (int j = 0; j < 4; ++j) {
         Words codes[8], fours[8];
@@ -141,8 +184,8 @@ static inline void unpack(const RowsAt& from, const BlockQ4_K*, To& to) {
     }
 }
 
-template <class To>
-static inline void unpack(const RowsAt& from, const BlockQ5_K*, To& to) {
+template <class From, class To>
+static inline void unpack(const From& from, const BlockQ5_K*, To& to) {
     unpack_six_bits(from, to);
     Words high[8];
     load_words(from, 16, high);
@@ -158,11 +201,11 @@ static inline void unpack(const RowsAt& from, const BlockQ5_K*, To& to) {
     }
 }
 
-template <class To>
-static inline void unpack(const RowsAt& from, const BlockQ6_K*, To& to) {
+template <class From, class To>
+static inline void unpack(const From& from, const BlockQ6_K*, To& to) {
     Words scales[4];
     load_words(from, 192, scales);
-    const Vec d = half_of(load_word(from, 206), 1);
+    const Vec d = load_d<BlockQ6_K>(from);
 #pragma GCC unroll 16
     for (int g = 0; g < 16; ++g) to.scale(g, signed_byte_of(scales[g / 4], g % 4) * d);
     for (int half = 0; half < 2; ++half) {
@@ -181,14 +224,105 @@ static inline void unpack(const RowsAt& from, const BlockQ6_K*, To& to) {
     }
 }
 
+// Types that are held interleaved alone.
+
+/// 32 nibbles with fifth bits above them: bit q of byte b of `high` is that of element 4 q + b.
+template <class From, class To>
+static inline void unpack_fives(const From& from, int at, To& to) {
+    Words high[8], fours[8], codes[4];
+    high[0] = load_word(from, at);
+    load_words(from, at + 4, codes);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) fours[i] = above(field(codes[i % 4], i / 4 * 4, 15), field(high[0], i, 1));
+    to.fours(0, fours);
+}
+
+template <class From, class To>
+static inline void unpack(const From& from, const BlockQ5_0*, To& to) {
+    to.scale(0, load_d<BlockQ5_0>(from));
+    unpack_fives(from, 2, to);
+}
+
+/// d and m before blocks of 32.
+template <class From, class To>
+static inline void unpack_scale_and_minimum(const From& from, To& to) {
+    const Words head = load_word(from, 0);
+    to.scale(0, half_of(head, 0));
+    to.minimum(0, splat(0) - half_of(head, 1));
+}
+
+template <class From, class To>
+static inline void unpack(const From& from, const BlockQ4_1*, To& to) {
+    unpack_scale_and_minimum(from, to);
+    unpack_nibbles(from, 4, 0, [](Words w) { return w; }, to);
+}
+
+template <class From, class To>
+static inline void unpack(const From& from, const BlockQ5_1*, To& to) {
+    unpack_scale_and_minimum(from, to);
+    unpack_fives(from, 4, to);
+}
+
+template <class From, class To>
+static inline void unpack(const From& from, const BlockQ2_K*, To& to) {
+    const Words head = load_word(from, 80);
+    const Vec d = half_of(head, 0), dmin = half_of(head, 1);
+    Words both[4];
+    load_words(from, 0, both);
+#pragma GCC unroll 16
+    for (int g = 0; g < 16; ++g) {
+        to.scale(g, byte_of(field(both[g / 4], 0, 15), g % 4) * d);
+        to.minimum(g, byte_of(field(both[g / 4], 4, 15), g % 4) * dmin);
+    }
+#pragma GCC unroll 1
+    for (int half = 0; half < 2; ++half) {
+        Words codes[8], fours[8];
+        load_words(from, 16 + 32 * half, codes);
+#pragma GCC unroll 1
+        for (int j = 0; j < 4; ++j) {
+            fields(codes, 2 * j, 3, fours);
+            to.fours(32 * half + 8 * j, fours);
+        }
+    }
+}
+
+/// Codes of 32 elements each: six times two of three bits in a byte; of the last two, bits are above them.
+template <class From, class To>
+static inline void unpack(const From& from, const BlockQ3_K*, To& to) {
+    const Words low[2] = {load_word(from, 96), load_word(from, 100)}, upper = load_word(from, 104);
+    const Vec d = load_d<BlockQ3_K>(from);
+#pragma GCC unroll 16
+    for (int g = 0; g < 16; ++g) {
+        const Words six = above(field(low[g / 4 % 2], g / 8 * 4, 15), field(upper, g / 4 * 2, 3));
+        to.scale(g, (byte_of(six, g % 4) - splat(32)) * d);
+    }
+    Words codes[3][8], fours[8];
+#pragma GCC unroll 1
+    for (int plane = 0; plane < 3; ++plane) {
+        load_words(from, 32 * plane, codes[plane]);
+#pragma GCC unroll 1
+        for (int second = 0; second < 2; ++second) {
+            fields(codes[plane], 3 * second, 7, fours);
+            to.fours(16 * plane + 8 * second, fours);
+        }
+    }
+#pragma GCC unroll 1
+    for (int j = 0; j < 2; ++j) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) fours[i] = field(codes[j][i], 6, 3) | field(codes[2][i], 4 + j, 4);
+        to.fours(48 + 8 * j, fours);
+    }
+}
+
 /// Asks for memory in the order of its addresses, which it reads much faster than pieces of many rows: evenly
 /// while something else is worked on. For the second level: it is further ahead than the first one holds.
 struct Ahead {
     const uint8_t *next, *upto;
+    Hint hint = Hint::t1;
 
     void some(int64_t bytes) {
         upto += bytes;
-        for (; next < upto; next += 64) __builtin_prefetch(next, 0, 2);
+        for (; next < upto; next += 64) call_for(next, 1, hint);
     }
 };
 

@@ -248,7 +248,12 @@ void unpack(uint32_t type, const void* from, int64_t n, float* to) {
         case DType::Q4:
         case DType::Q3:
         case DType::Q2:
-            return;  // not a type of weights
+        case DType::Q4_1_R16:
+        case DType::Q5_0_R16:
+        case DType::Q5_1_R16:
+        case DType::Q2_K_R16:
+        case DType::Q3_K_R16:
+            return;  // no type of rows of weights
     }
 }
 

@@ -248,7 +248,12 @@ void gather(const Device& device, Tensor table, Tensor ids, Tensor out) {
         case DType::Q4:
         case DType::Q3:
         case DType::Q2:
-            return;  // not a type of weights
+        case DType::Q4_1_R16:
+        case DType::Q5_0_R16:
+        case DType::Q5_1_R16:
+        case DType::Q2_K_R16:
+        case DType::Q3_K_R16:
+            return;  // no type of rows of weights
         case DType::TQ1_0:
         case DType::IQ2_XXS:
         case DType::IQ2_XS:

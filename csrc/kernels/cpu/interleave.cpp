@@ -1,0 +1,145 @@
+#include "kernels/cpu/interleave.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstddef>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace slimrt::cpu {
+namespace {
+
+constexpr size_t kMostBytes = 256;  // of a block
+
+/// A block's bits in the order in which they are taken apart side by side, and back.
+using Rearrange = void (*)(uint8_t* block);
+
+/// Bit i of 32 to bit i / 4 of byte i % 4, so that the fifth bits of four codes are in the same place of four
+/// bytes.
+template <size_t at>
+void spread_fifths(uint8_t* block) {
+    uint32_t bits, spread = 0;
+    std::memcpy(&bits, block + at, sizeof bits);
+    for (int i = 0; i < 32; ++i) spread |= (bits >> i & 1) << (i % 4 * 8 + i / 4);
+    std::memcpy(block + at, &spread, sizeof spread);
+}
+template <size_t at>
+void gather_fifths(uint8_t* block) {
+    uint32_t spread, bits = 0;
+    std::memcpy(&spread, block + at, sizeof spread);
+    for (int i = 0; i < 32; ++i) bits |= (spread >> (i % 4 * 8 + i / 4) & 1) << i;
+    std::memcpy(block + at, &bits, sizeof bits);
+}
+
+// Q3_K: of eight codes 32 elements apart, six are two to a byte, and the bits of the others above them
+// (linear_unpack.h); in GGUF third bits are by themselves (blocks.h).
+
+void join_thirds(uint8_t* block) {
+    uint8_t *const high = block, *const low = block + 32, joined[96];
+    for (int i = 0; i < 32; ++i) {
+        const auto code = [&](int j) {
+            return (low[j / 4 * 32 + i] >> j % 4 * 2 & 3) | (high[i] >> j & 1) << 2;
+        };
+        for (int plane = 0; plane < 2; ++plane)
+            joined[32 * plane + i] =
+                static_cast<uint8_t>(code(2 * plane) | code(2 * plane + 1) << 3 | (code(6 + plane) & 3) << 6);
+        joined[64 + i] =
+            static_cast<uint8_t>(code(4) | code(5) << 3 | (code(6) >> 2) << 6 | (code(7) >> 2) << 7);
+    }
+    std::memcpy(block, joined, sizeof joined);
+}
+void part_thirds(uint8_t* block) {
+    uint8_t parted[96] = {};
+    for (int i = 0; i < 32; ++i) {
+        const int a = block[i], b = block[32 + i], c = block[64 + i];
+        const int codes[] = {a & 7,
+                             a >> 3 & 7,
+                             b & 7,
+                             b >> 3 & 7,
+                             c & 7,
+                             c >> 3 & 7,
+                             a >> 6 | (c >> 6 & 1) << 2,
+                             b >> 6 | (c >> 7) << 2};
+        for (int j = 0; j < 8; ++j) {
+            parted[i] |= static_cast<uint8_t>((codes[j] >> 2) << j);
+            parted[32 + j / 4 * 32 + i] |= static_cast<uint8_t>((codes[j] & 3) << j % 4 * 2);
+        }
+    }
+    std::memcpy(block, parted, sizeof parted);
+}
+
+struct Layout {
+    DType rows, interleaved;
+    bool half_first;  // where there is an odd one
+    Rearrange to = nullptr, from = nullptr;
+
+    size_t bytes() const { return static_cast<size_t>(dtype_info(rows).block_bytes); }
+    size_t words() const { return bytes() / 4; }
+    /// Where word w of a block is.
+    size_t word(size_t w) const { return 4 * w + (half_first ? bytes() % 4 : 0); }
+    size_t half() const { return half_first ? 0 : 4 * words(); }
+};
+
+constexpr Layout kLayouts[] = {
+    {DType::Q4_1, DType::Q4_1_R16, false},
+    {DType::Q5_0, DType::Q5_0_R16, true, spread_fifths<2>, gather_fifths<2>},
+    {DType::Q5_1, DType::Q5_1_R16, false, spread_fifths<4>, gather_fifths<4>},
+    {DType::Q2_K, DType::Q2_K_R16, false},
+    {DType::Q3_K, DType::Q3_K_R16, false, join_thirds, part_thirds},
+};
+
+const Layout* find_layout(DType type, DType Layout::* which) {
+    const auto* const found =
+        std::ranges::find_if(kLayouts, [&](const Layout& layout) { return layout.*which == type; });
+    return found == std::end(kLayouts) ? nullptr : found;
+}
+
+}  // namespace
+
+DType interleaved_type(DType type) {
+    const Layout* const layout = find_layout(type, &Layout::rows);
+    return layout ? layout->interleaved : type;
+}
+
+DType rows_type(DType type) {
+    const Layout* const layout = find_layout(type, &Layout::interleaved);
+    return layout ? layout->rows : type;
+}
+
+void interleave(DType type, const void* rows, size_t stride, int64_t n, void* to) {
+    const Layout* const layout = find_layout(type, &Layout::rows);
+    if (!layout) fail(ErrorCode::argument, dtype_info(type).name, " weights are not interleaved");
+    const size_t bytes = layout->bytes();
+    auto* out = static_cast<uint8_t*>(to);
+    for (int64_t b = 0; b < n / dtype_info(type).block; ++b, out += kInterleavedRows * bytes) {
+        for (int64_t row = 0; row < kInterleavedRows; ++row) {
+            uint8_t block[kMostBytes];
+            std::memcpy(block, static_cast<const uint8_t*>(rows) + row * stride + b * bytes, bytes);
+            if (layout->to) layout->to(block);
+            for (size_t w = 0; w < layout->words(); ++w)
+                std::memcpy(out + (w * kInterleavedRows + row) * 4, block + layout->word(w), 4);
+            if (bytes % 4)
+                std::memcpy(out + layout->words() * 4 * kInterleavedRows + row * 2, block + layout->half(),
+                            2);
+        }
+    }
+}
+
+void take_row(DType type, const void* rows, int64_t row, int64_t n, void* to) {
+    const Layout* const layout = find_layout(type, &Layout::interleaved);
+    assert(layout && row < kInterleavedRows);
+    const size_t bytes = layout->bytes();
+    const auto* from = static_cast<const uint8_t*>(rows);
+    auto* block = static_cast<uint8_t*>(to);
+    for (int64_t b = 0; b < n / dtype_info(type).block;
+         ++b, block += bytes, from += kInterleavedRows * bytes) {
+        for (size_t w = 0; w < layout->words(); ++w)
+            std::memcpy(block + layout->word(w), from + (w * kInterleavedRows + row) * 4, 4);
+        if (bytes % 4)
+            std::memcpy(block + layout->half(), from + layout->words() * 4 * kInterleavedRows + row * 2, 2);
+        if (layout->from) layout->from(block);
+    }
+}
+
+}  // namespace slimrt::cpu
