@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -25,6 +26,7 @@ from slimrt.server.service import Service
 DEAD = 70  # exit code of a server whose model does not move any more (EX_SOFTWARE)
 _HEAD_SECONDS = 30.0
 _HEAD_BYTES = 64 << 10
+_IDLE_SECONDS = 75  # for a next request: longer than proxies wait, mostly 60, which would lose one as we close
 _SWITCH = 0.0005  # seconds after which a thread that waits for the interpreter gets it: a step has a few hand-overs
 
 
@@ -77,6 +79,7 @@ def serve(
         log_config=None,
         access_log=log_requests,
         server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=5,
     )
     _log(log_requests)
@@ -129,10 +132,18 @@ class Server(uvicorn.Server):
 
 
 class Connection(HttpToolsProtocol):
-    """Uvicorn's, with bounds of what comes before a body, and a way to end it without waiting for its reader."""
+    """Uvicorn's, with bounds of what comes before a body, and a way to end it without waiting for its reader.
+
+    A client may offer another protocol, as Java's does with each request (Upgrade: h2c). That is passed over, as it may
+    be (RFC 9110, section 7.8); httptools would take the body for the other protocol, and uvicorn go without it.
+    """
 
     _timer: TimerHandle | None = None
     _head = 0
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.parser = _Parser(self)
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -156,8 +167,24 @@ class Connection(HttpToolsProtocol):
         self._await_head()
 
     def on_headers_complete(self) -> None:
-        self._stop_waiting()
-        super().on_headers_complete()
+        if not self._offers_another():
+            self._stop_waiting()
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._offers_another():
+            super().on_message_complete()
+
+    def plain_head(self) -> bytes | None:
+        """The head of the request without its offer of another protocol; None: it makes none."""
+        if not self._offers_another():
+            return None
+        kept = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        line = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        return b"\r\n".join([line, *kept, b"", b""])
+
+    def _offers_another(self) -> bool:
+        return self.parser.should_upgrade() and any(name == b"upgrade" for name, _ in self.headers)
 
     def _await_head(self) -> None:
         if self._timer is None:
@@ -168,3 +195,25 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _Parser(httptools.HttpRequestParser):
+    """Reads a request that offers another protocol once more, without the offer."""
+
+    def __init__(self, connection: Connection):
+        super().__init__(connection)
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        self._connection = connection
+
+    def feed_data(self, data: Any) -> None:
+        parser, rest = self, memoryview(data)
+        while True:
+            try:
+                return super(_Parser, parser).feed_data(rest)
+            except httptools.HttpParserUpgrade as offer:
+                head = self._connection.plain_head()
+                if head is None:  # CONNECT, which is none of our methods
+                    raise
+                parser = self._connection.parser = _Parser(self._connection)  # the other one may have seen the last
+                super(_Parser, parser).feed_data(head)
+                rest = rest[offer.args[0] :]
