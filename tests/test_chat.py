@@ -223,6 +223,7 @@ class TestErrors:
             ([*MESSAGES, {"role": "tool", "content": "4"}], r"messages\[3\] is a tool's, but .* calls none"),
             (MESSAGES[:2], r"messages\[1\] is the assistant's, and so would the next be"),
             ([{"role": "user", "content": [{"type": "text"}]}], r"messages\[0\]\.content\[0\].* under 'text'"),
+            ([{"role": "assistant", "tool_calls": 7}], r"messages\[0\]: tool_calls are a list, got 7"),
             ([{"role": "user", "content": ["hi"]}], r"messages\[0\]\.content\[0\]: a part is a mapping"),
             (
                 [MESSAGES[0], MESSAGES[1], {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],

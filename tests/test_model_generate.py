@@ -351,6 +351,7 @@ def test_progress_and_stopping_by_it(tiny):
         ({"ignore_eos": "false"}, TypeError, "ignore_eos must be true or false, got 'false'"),
         ({"lookup": 1}, TypeError, "lookup must be true or false"),
         ({"top_k": 10**30}, ValueError, "top_k must be less than 2"),
+        ({"temperature": 10**400}, ValueError, "temperature must be a number that a float holds"),
         ({"logit_bias": {1: 1e300}}, ValueError, "logit_bias of token 1 is 1e.300, which no float holds"),
     ],
 )

@@ -163,6 +163,15 @@ class TestStructure:
         assert json.loads("".join(piece.function.arguments or "" for piece in told)) in ({"n": 1}, {"n": 2})
         assert chunks[-1].finish_reason == "tool_calls"
 
+    def test_a_function_without_parameters_has_no_arguments(self, server: Served) -> None:
+        for more in ({}, {"parameters": None}):
+            now = {"type": "function", "function": {"name": "now", **more}}
+            asked = {"tools": [now], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200}
+            for seed in range(4):
+                choice = server.chat(**asked, **HOT, seed=seed).json["choices"][0]
+                assert choice["finish_reason"] == "tool_calls"
+                assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {}
+
     def test_what_cannot_be_enforced_is_named(self, server: Served) -> None:
         schema = {"type": "object", "not": {"required": ["a"]}}
         for path, more in (("chat/completions", {"messages": MESSAGES}), ("completions", {"prompt": "a"})):
@@ -291,6 +300,10 @@ class TestRefusals:
             ({"n": 0}, "n", "invalid_value", "from 1"),
             ({"n": True}, "n", "invalid_value", "whole number"),
             ({"temperature": "warm"}, "temperature", "invalid_value", "number"),
+            ({"temperature": 10**400}, "temperature", "invalid_value", "a float holds"),
+            ({"logit_bias": {"5": 10**400}}, "logit_bias", "invalid_value", "a float holds"),
+            ({"tools": [{"type": "custom"}]}, "tools", "invalid_value", "a tool is"),
+            ({"tools": [{"function": {"name": "a", "parameters": "x"}}]}, "tools", "invalid_value", "a JSON schema"),
             ({"max_tokens": -2}, "max_tokens", "invalid_value", "max_tokens"),
             ({"top_logprobs": 2}, "top_logprobs", "invalid_value", "logprobs"),
             ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value", "20"),

@@ -311,6 +311,7 @@ def test_the_template_that_a_file_has_for_tools(chat, monkeypatch):
         ({"tools": [], "tool_choice": "required"}, ValueError, "goes with tools"),
         ({"tools": [tool("a", b={"not": {}})]}, GrammarError, r'tools: .*"not"'),
         ({"tools": [{"function": {"name": "a", "parameters": {"type": "string"}}}]}, GrammarError, "a are an object"),
+        ({"tools": [{"function": {"name": "a", "parameters": [1]}}]}, GrammarError, "a must be a JSON schema"),
     ],
 )
 def test_wrong_requests(chat, request_, error, words):

@@ -161,7 +161,7 @@ def chosen_tools(request: ChatRequest) -> tuple[list[Mapping[str, Any]], bool]:
 def _function(tool: Any) -> Mapping[str, Any]:
     """The function of a tool. TypeError, UnsupportedError."""
     if not isinstance(tool, Mapping) or not isinstance(function := tool.get("function"), Mapping):
-        raise TypeError(f"a tool is {{'type': 'function', 'function': {{'name', 'parameters'}}}}, got {tool!r}")
+        raise TypeError(f"tools: a tool is {{'type': 'function', 'function': {{'name', 'parameters'}}}}, got {tool!r}")
     if tool.get("type", "function") != "function":
         raise UnsupportedError(unknown("tool of type", tool.get("type"), ["function"]))
     if not isinstance(function.get("name"), str) or not _NAME.fullmatch(function["name"]):
@@ -235,13 +235,23 @@ def calls_source(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], forma
         f"call: {alternatives}",
     ]
     for i, function in enumerate(functions):
-        schema = {"type": "object"} | dict(function.get("parameters") or {"properties": {}})
+        schema = {"type": "object", **_parameters(function)}
         if schema["type"] != "object":
             raise GrammarError(f"tools: the parameters of {function['name']} are an object, not {schema['type']!r}")
         rules.append(
             f"call_{i}: {_literal(tokenizer, function['name'] + format.middle)} %json {json.dumps(json_rules(schema))}"
         )
     return "\n".join(rules)
+
+
+def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Their schema; a function that names none takes none, as OpenAI has it. GrammarError: it is no schema."""
+    schema = function.get("parameters")
+    if schema is None:
+        return {"additionalProperties": False}
+    if not isinstance(schema, Mapping):
+        raise GrammarError(f"tools: the parameters of {function['name']} must be a JSON schema, got {schema!r:.80}")
+    return schema
 
 
 def _literal(tokenizer: Tokenizer, text: str) -> str:

@@ -26,12 +26,16 @@ def count(name: str, value: Any) -> int:
 
 
 def real(name: str, value: Any) -> float:
-    """A number, NumPy's included. TypeError for anything else, ValueError for NaN."""
+    """A number, NumPy's included. TypeError for anything else, ValueError for NaN and what no float holds."""
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    if math.isnan(value):
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be a number that a float holds, got a larger one") from None
+    if math.isnan(number):
         raise ValueError(f"{name} must be a number, got nan")
-    return float(value)
+    return number
 
 
 def check_switch(name: str, value: Any) -> None:

@@ -55,6 +55,8 @@ def _checked(where: str, message: Message, template: str) -> dict[str, Any]:
     role = message["role"]
     if not isinstance(role, str) or not (role in _ROLES or f"'{role}'" in template or f'"{role}"' in template):
         raise ChatError(f"{where}: {unknown('role', role, _ROLES)}, and the chat template names no other such role")
+    if not isinstance(message.get("tool_calls") or [], (list, tuple)):
+        raise ChatError(f"{where}: tool_calls are a list, got {message['tool_calls']!r}")
     content = message.get("content")
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise ChatError(f"{where}: the {role}'s message has no content")
