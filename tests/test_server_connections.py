@@ -33,6 +33,13 @@ def test_an_idle_one_stays_open(server: Served) -> None:
             assert _one_answer(connection).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize(("size", "headers", "status"), [(16 << 20, {}, 413), (4 << 20, {"host": "evil.example"}, 403)])
+def test_who_sends_what_is_refused_is_told_why(server: Served, size: int, headers: dict[str, str], status: int) -> None:
+    """And not that the connection broke, as a client sees that still sends when it is closed."""
+    answer = server.ask("/tokenize", b" " * size, **headers)
+    assert answer.status == status and answer.headers["connection"] == "close"
+
+
 class TestOffers:
     """Of another protocol: Java's client makes one with each request, and goes on in HTTP/1.1 if it is passed over."""
 

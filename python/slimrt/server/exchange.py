@@ -102,7 +102,7 @@ class Exchange:
             await self.event(refusal.json)
             return await self.end_events()
         self.status = refusal.status
-        await send_refusal(self._send, refusal)
+        await send_refusal(self._send, refusal, self._receive if self._watching is None else None)
 
     async def begin_events(self) -> None:
         """Begin a stream of server-sent events."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hmac
@@ -22,6 +23,8 @@ from slimrt.server.limits import Limits
 KEY = "slimrt.key"  # of a scope: whose the request is
 _OPEN = ("/health",)  # to which no key is needed
 _ID = re.compile(r"[!-~]{1,128}")
+_DROPPED = 32 << 20  # bytes that are read of a body that nobody wants: a sound and more
+_DROPPING, _PAUSE = 30.0, 2.0  # seconds for that, as a whole and between two parts
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -120,7 +123,7 @@ class Guard:
             key = "" if scope["path"] in _OPEN else self._access.check_key(headers.get(b"authorization", ""))
             self._check_length(scope["path"], headers.get(b"content-length", "0"))
         except Refusal as refusal:
-            return await send_refusal(send_with, refusal)
+            return await send_refusal(send_with, refusal, receive)
         await self._app({**scope, KEY: key}, receive, send_with)
 
     def _check_length(self, path: str, length: str) -> None:
@@ -129,14 +132,35 @@ class Guard:
             raise Refusal(413, f"a request may have {most} bytes", "body_too_large")
 
 
-async def send_refusal(send: Send, refusal: Refusal) -> None:
-    """Answer with a refusal, and close the connection: what the client still sends is not read."""
+async def send_refusal(send: Send, refusal: Refusal, receive: Receive | None = None) -> None:
+    """Answer with a refusal, and close the connection.
+
+    Args:
+        receive: of a request whose body was not read: the rest is read for a while, and dropped. Who still sends when a
+            connection is closed sees that it broke, and mostly no answer.
+    """
     body = msgspec.json.encode(refusal.json)
     headers = refusal.headers | {"content-type": "application/json", "content-length": str(len(body))}
     headers |= {"connection": "close"}
     encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": refusal.status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    if receive is not None:
+        await _drop(receive)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _drop(receive: Receive) -> None:
+    """Read what still comes of a body, within bounds."""
+    left = _DROPPED
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DROPPING):
+            while left > 0:
+                async with asyncio.timeout(_PAUSE):
+                    message = await receive()
+                if not message.get("more_body"):  # its end, or the client's
+                    return
+                left -= len(message["body"])
 
 
 def is_loopback(host: str) -> bool:
