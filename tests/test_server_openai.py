@@ -300,6 +300,8 @@ class TestRefusals:
             ({"n": 0}, "n", "invalid_value", "from 1"),
             ({"n": True}, "n", "invalid_value", "whole number"),
             ({"temperature": "warm"}, "temperature", "invalid_value", "number"),
+            ({"temperature": True}, "temperature", "invalid_value", "must be a number"),
+            ({"seed": False}, "seed", "invalid_value", "must be a number"),
             ({"temperature": 10**400}, "temperature", "invalid_value", "a float holds"),
             ({"logit_bias": {"5": 10**400}}, "logit_bias", "invalid_value", "a float holds"),
             ({"tools": [{"type": "custom"}]}, "tools", "invalid_value", "a tool is"),

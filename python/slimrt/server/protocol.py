@@ -27,6 +27,7 @@ IGNORED = frozenset(
 """What OpenAI's clients send that changes nothing here: there is one model, and nothing is kept."""
 
 _NOT_OURS = {"logits_processor", "show_tokens", "early_stopping", "length_penalty"}  # of the library, and of beams
+_NUMBERS = {"seed"} | {one.name for one in Options.__dataclass_fields__.values() if type(one.default) in (int, float)}
 _RENAMED = {"mirostat_mode", "response_format"}  # of the same meaning as options of ours
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")  # nothing here is obfuscated
 _LONGEST_NAME = 64
@@ -261,6 +262,8 @@ class _Fields:
                 raise self.wrong(
                     name, refusal(self._call, name, (OPTIONS - _NOT_OURS) | {"max_tokens"}), "unknown_field"
                 )
+            if isinstance(value, bool) and name in _NUMBERS:  # which Python would take for 0 or 1
+                raise self.wrong(name, f"{name} must be a number, got {value!r}")
             try:
                 engine_options(self._call, {name: value}, None)
             except (UnsupportedError, TypeError, ValueError) as error:
