@@ -133,6 +133,9 @@ def test_a_conversation_goes_on(chat, tmp_path):
     code, again, _ = chat(f"other\n/load {saved}\n/regenerate\n/save {saved}\n/save {other}\n")
     assert code == 0 and again[1]["usage"]["prompt_tokens"] > before[1]["usage"]["prompt_tokens"]
     assert len(json.loads(other.read_text())) == 6
+    other.write_text('[{"role": "system", "content": "Be brief."}]')
+    assert "slimrt: 1 messages\n" in chat("", "--load", other)[2]  # none to answer again
+    other.write_text(saved.read_text())
     code, _, err = chat(f"hello\n/save {other}\n")
     assert code == 1 and "is not of this conversation" in err and len(json.loads(other.read_text())) == 6
 

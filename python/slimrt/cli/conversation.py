@@ -145,7 +145,7 @@ class Conversation:
             raise ChatError(f"{path} holds no conversation: {error}") from error
         self._files.add(path.resolve())
         self._unsaved = False
-        waits = self.messages[-1]["role"] != "assistant"
+        waits = self.messages[-1]["role"] not in ("assistant", "system")
         note(self.args, f"slimrt: {len(self.messages)} messages" + (": /regenerate answers the last" if waits else ""))
 
     def rescue(self) -> None:
