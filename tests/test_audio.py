@@ -182,13 +182,17 @@ def test_wav_with_a_header_of_its_own(no_extra, tmp_path):
     """Chunks before and behind the samples, one of odd length; a header that does not know the length."""
     path, samples = tmp_path / "a.wav", (tone(0.01) * 32767).astype("<i2")
     form = b"fmt \x10\0\0\0\1\0\1\0" + b"".join(n.to_bytes(4, "little") for n in (SAMPLE_RATE, 32000, 0x100002))
-    for length in (samples.nbytes, 0, 0xFFFFFFFF):
+    for length in (samples.nbytes, 0, 0x7FFFF000, 0x80000000, 0xFFFFFFFF):  # of streams: sox, arecord, FFmpeg
         data = b"data" + length.to_bytes(4, "little") + samples.tobytes()
         behind = b"LIST\4\0\0\0abcd" if length == samples.nbytes else b""
         path.write_bytes(b"RIFF\0\0\0\0WAVE" + b"LIST\3\0\0\0abc\0" + form + data + behind)
         sound = read_sound(path)
         assert not sound.warnings
         np.testing.assert_allclose(sound.samples, tone(0.01), atol=1e-4)
+    inside = b"WAVE" + form + b"data\0\0\0\0" + b"LIST\4\0\0\0abcd"  # nothing was recorded, and the file is whole
+    path.write_bytes(b"RIFF" + len(inside).to_bytes(4, "little") + inside)
+    with pytest.raises(AudioError, match="no samples in it"):
+        read_sound(path)
 
 
 @pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000, 96000, 15999])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Content = bytes | mmap.mmap
 Frames = NDArray[np.float32]
 
-UNKNOWN_LENGTH = 0xFFFFFF00  # a stream's header, written before the length was known, says 0 or about 2^32: believed
+UNKNOWN_LENGTH = 0x7FFFF000  # a stream's header, written before the length was known, says this and more, or 0
 _WHOLE, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE  # what a format chunk calls its samples
 _FORMATS = {(_WHOLE, 8), (_WHOLE, 16), (_WHOLE, 24), (_WHOLE, 32), (_FLOAT, 32), (_FLOAT, 64)}
 
@@ -53,8 +53,8 @@ class Wav:
             return None
         start, promised = chunks[b"data"]
         there = len(data) - start
-        known = 0 < promised < UNKNOWN_LENGTH
-        n_frames = (min(promised, there) if known else there) // frame
+        known = promised < UNKNOWN_LENGTH and (promised > 0 or _ends_with_the_file(data))
+        n_frames = (min(promised, there) if known or promised else there) // frame
         n_announced = promised // frame if known else n_frames
         return cls(data, rate, channels, bits, code == _FLOAT, start, n_frames, n_announced)
 
@@ -81,6 +81,11 @@ class Wav:
 
 # Of a format chunk: code, channels, rate, bytes of a frame, bits of a sample.
 _FIELDS = ((0, 2), (2, 4), (4, 8), (12, 14), (14, 16))
+
+
+def _ends_with_the_file(data: Content) -> bool:
+    """Whether a header knows the length of the file, which that of a stream does not."""
+    return 8 + int.from_bytes(data[4:8], "little") == len(data)
 
 
 def _chunks(data: Content) -> dict[bytes, tuple[int, int]]:
