@@ -82,6 +82,21 @@ def test_forecast_plot(chronos, capsys, tmp_path):
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_rows_with_nothing_in_them_are_steps_without_a_value():
+    """But not at the end, as spreadsheets leave them, nor where dates tell the steps; a blank line is no row."""
+    np.testing.assert_equal(values("a,b\n1,2\n,\n3,4\n,\n,\n")["b"], [2, np.nan, 4])
+    np.testing.assert_equal(values('y\n1\n""\n3\n""\n\n')["y"], [1, np.nan, 3, np.nan])  # as pandas writes it
+    assert values("y\n1\n\n3\n")["y"].tolist() == [1, 3]
+    assert values("day,y\n2020-01-01,1\n,\n2020-01-02,2\n,\n")["y"].tolist() == [1, 2]
+    assert values("id,y\na,1\n,\nb,2\n", ids="id")["a"].tolist() == [1]
+
+
+def test_what_stands_between_cells():
+    """Excel names it in a line of its own; in a title that is quoted it means nothing."""
+    assert values("sep=|\nday|y\n2020-01-01|1\n2020-01-02|2\n")["y"].tolist() == [1, 2]
+    assert values('"day; time",y\n2020-01-01,1\n2020-01-02,2\n')["y"].tolist() == [1, 2]
+
+
 def test_columns_of_a_table():
     text = "time,x,note,y\n1,1.5,a,\n2,nan,b,4\n"
     assert list(values(text)) == ["y"]

@@ -47,6 +47,12 @@ def read(texts: str, title: str = "day", **columns):
         ("20201230|20201231|20210101", "20210102|20210103|20210104"),
         ("1600000000|1600003600|1600007200", "1600010800|1600014400|1600018000"),
         ("2019|2020|2021", "2022|2023|2024"),
+        ("2020-W51|2020-W52|2020-W53", "2021-W01|2021-W02|2021-W03"),
+        ("2020W525|2020W526|2020W527", "2020W531|2020W532|2020W533"),
+        ("2020-01-01T00:00:00.0000|2020-01-01T00:00:00.0005",
+         "2020-01-01T00:00:00.001000|2020-01-01T00:00:00.001500|2020-01-01T00:00:00.002000"),
+        ("2020-01-01 00:00|2020-01-01 00:00:00.25|2020-01-01 00:00:00.5",
+         "2020-01-01 00:00:00.750|2020-01-01 00:00:01.000|2020-01-01 00:00:01.250"),
     ],
 )  # fmt: skip
 def test_what_comes_next(dates, next_ones):
@@ -148,6 +154,14 @@ def test_a_number_is_a_date_only_where_the_title_says_so():
     assert read("2019|2020|2021", "x")[1] is None
     assert read("2019|2020|2021", "x", dates="x")[1] == ["2022", "2023", "2024"]
     assert read("1|2|3", "year")[1] is None
+
+
+def test_a_column_that_is_called_a_date_and_is_none_is_said():
+    for dates in ("12:00|13:00|14:00", "3|2|1"):
+        values, future, said = read(dates, "time")
+        assert values == [0, 1, 2] and future is None
+        assert len(said) == 1 and f"column time says '{dates.split('|')[0]}', which is not known as a date" in said[0]
+        assert read(dates, "time", dates="none")[2] == read(dates, "hour")[2] == []
 
 
 def test_stacked_series_have_dates_of_their_own():

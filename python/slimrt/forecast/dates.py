@@ -18,6 +18,7 @@ _DAYS = ("%Y/%m/%d", "%Y.%m.%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y",
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", ", %H:%M", ", %H:%M:%S")
 _MONTHS = ("%Y-%m", "%Y/%m", "%m/%Y", "%m-%Y", "%m.%Y", "%b %Y", "%B %Y", "%b-%Y", "%b-%y", "%Y %b", "%Y-%b")
 _DIGITS = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d"}
+_PARTS = ("minutes", "seconds", "milliseconds", "microseconds")  # of a time, the last that is written
 _UNIX = {10: 1, 13: 1000}  # digits of a Unix time in these parts of a second
 _SHOWN = 3
 FLAG = "--date-format '{}'"
@@ -167,17 +168,29 @@ def _of_digits(count: int) -> Form | None:
 
 
 def _iso(example: str) -> Form:
-    """ISO 8601, written as the example is: a date alone, or with a time of as many parts."""
+    """ISO 8601, written as the example is: a date or a week alone, or with a time of as many parts at least."""
+    fraction = re.search(r"[.,](\d+)", example)
+    whole = "seconds" if example[11:19].count(":") > 1 else "minutes"
+    shown = whole if fraction is None else "milliseconds" if len(fraction[1]) <= 3 else "microseconds"
 
     def write(moment: datetime) -> str:
         if len(example) <= len("2020-01-01"):
-            return moment.date().isoformat()
-        parts = "milliseconds" if "." in example else "seconds" if example[11:19].count(":") > 1 else "minutes"
-        parts = "seconds" if moment.second and parts == "minutes" else parts
+            return _week(moment, example) if "W" in example else moment.date().isoformat()
+        within = moment.microsecond
+        needed = "microseconds" if within % 1000 else "milliseconds" if within else _PARTS[moment.second > 0]
+        parts = max(shown, needed, key=_PARTS.index)
         text = moment.isoformat(sep=example[10] if example[10] in " T" else "T", timespec=parts)
         return text.removesuffix("+00:00") + "Z" if example.endswith("Z") else text
 
     return Form("ISO 8601", datetime.fromisoformat, write)
+
+
+def _week(moment: datetime, example: str) -> str:
+    """2020-W01 or 2020W01, with the day of the week where the example has it."""
+    between = "-" if example[4] == "-" else ""
+    year, week, day = moment.isocalendar()
+    weekday = f"{between}{day}" if len(example.replace("-", "")) > len("2020W01") else ""
+    return f"{year:04d}{between}W{week:02d}{weekday}"
 
 
 def _quarters(example: str) -> Form:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -59,7 +60,8 @@ def read_series(text: str, name: str, columns: Columns = Columns(), tell: Tell =
 
     Args:
         name: of the file, for messages.
-        tell: is told what was done to rows (Columns.dates), and of a column that looks like ids where none is given.
+        tell: is told what was done to rows (Columns.dates), and of columns that look like ids or dates and are not
+            taken for these.
 
     Raises:
         ValueError: no rows, no such column, one that is not numbers or not dates, or dates that are not regular
@@ -68,6 +70,8 @@ def read_series(text: str, name: str, columns: Columns = Columns(), tell: Tell =
     table = _Table.of(text, name)
     by = None if columns.ids is None else table.column(columns.ids)
     dated, dates = _dates(table, columns, by)
+    if dates is None and by is None:
+        table = _Table.of(text, name, gaps=True)
     chosen = table.chosen(columns.values, {by: "tells series apart (--id)", dated: "says when a row is"})
     numbers = np.arange(len(table.cells[table.names[0]])) + table.first_row
     values = {one: np.array([_number(cell) for cell in table.cells[one]], np.float64) for one in chosen}
@@ -76,6 +80,9 @@ def read_series(text: str, name: str, columns: Columns = Columns(), tell: Tell =
     for column in repeating:
         tell(f"{name}: column {column} says the same in rows that follow each other; if it tells series apart, give "
              f"--id {column}")  # fmt: skip
+    for column in _undated(table, columns, {by, *chosen}) if dates is None else ():
+        tell(f"{name}: column {column} says {table.cells[column][0].strip()!r:.40}, which is not known as a date: rows "
+             "are taken as they follow each other, oldest first; --date-format names a form")  # fmt: skip
     named = {
         (column if by is None else group if len(chosen) == 1 else f"{group} {column}"): (values[column], where)
         for group, where in groups.items()
@@ -108,10 +115,12 @@ class _Table:
     odd: Mapping[str, str | None]
 
     @classmethod
-    def of(cls, text: str, name: str) -> _Table:
+    def of(cls, text: str, name: str, gaps: bool = False) -> _Table:
+        """gaps: rows with nothing in them are steps without a value; else they are left out."""
         rows = _rows(text, name)
-        headed = _is_header(rows[0], rows[1] if len(rows) > 1 else [])
-        body, numbers = rows[headed:], [str(i + 1) for i in range(len(rows[0]))]
+        said = [row for row in rows if _says(row)]
+        headed = _is_header(said[0], said[1] if len(said) > 1 else [])
+        body, numbers = (rows if gaps else said)[headed:], [str(i + 1) for i in range(len(rows[0]))]
         _check_widths(rows, name)
         if not body:
             raise ValueError(f"{name}: no rows in it but a header")
@@ -203,19 +212,41 @@ def _repeats(cells: Sequence[str]) -> bool:
     return 1 < runs == len(set(cells)) <= len(cells) / 2
 
 
+def _undated(table: _Table, columns: Columns, taken: set[str | None]) -> list[str]:
+    """Columns that are called dates, and say something with digits that is not known as such, or numbers that fall."""
+    called = [one for one in table.names if one.lower() in _DATE_TITLES and one not in taken]
+    return [] if columns.dates == NO_DATES else [one for one in called if _odd_dates(table.cells[one])]
+
+
+def _odd_dates(cells: Sequence[str]) -> bool:
+    numbers = [_number(cell) for cell in cells]
+    if None in numbers:
+        return any(map(str.isdecimal, cells[0]))
+    return len(cells) > 1 and bool((np.diff(np.array(numbers, np.float64)) < 0).all())
+
+
 def _rows(text: str, name: str) -> list[list[str]]:
-    """The rows that say something. Lines may end in any way; between cells are semicolons, commas or tabs."""
-    lines = io.StringIO(text.removeprefix("\ufeff"), newline=None)
-    first = next((line for line in lines if line.strip()), "")
+    """From the first row to the last that says something, and those between that have cells, be there something in them
+    or not. Lines may end in any way; between cells are semicolons, commas, tabs, or what Excel's first line names."""
+    text = text.removeprefix("\ufeff")
+    declared = re.match(r"sep=(.)[\r\n]+", text)
+    lines = io.StringIO(text[declared.end() :] if declared else text, newline=None)
+    first = re.sub('"[^"]*"', "", next((line for line in lines if line.strip()), ""))
     lines.seek(0)
-    between = ";" if ";" in first else "\t" if "\t" in first and "," not in first else ","
+    found = ";" if ";" in first else "\t" if "\t" in first and "," not in first else ","
     try:
-        rows = [row for row in csv.reader(lines, delimiter=between) if any(cell.strip() for cell in row)]
+        rows = [*csv.reader(lines, delimiter=declared[1] if declared else found)]
     except csv.Error as error:
         raise ValueError(f"{name}: not a CSV file: {error}") from None
-    if not rows:
+    said = [i for i, row in enumerate(rows) if _says(row)]
+    if not said:
         raise ValueError(f"{name}: no rows in it")
-    return rows
+    last = max(i for i, row in enumerate(rows) if _says(row) or row == [""])  # pandas writes "" in a lone column
+    return [row for row in rows[said[0] : last + 1] if len(row) > 1 or row == [""] or _says(row)]
+
+
+def _says(row: Sequence[str]) -> bool:
+    return any(cell.strip() for cell in row)
 
 
 def _check_widths(rows: Sequence[Sequence[str]], name: str) -> None:
