@@ -185,6 +185,14 @@ class TestUnigram:
         assert tokenizer.encode("a</s>").count(tokenizer.eos_id) == 1
         assert max(tokenizer.encode("<s>a</s>")) < tokenizer.vocab_size
 
+    def test_an_unknown_character_costs_ten_more_than_the_unlikeliest_piece(self):
+        """Not than the rows of padding behind them, which converters give -10000."""
+        tokens = ["<unk>", "</s>", "za", "z", "a\u00e9", "[PAD5]"]
+        fields = ggml(model="t5", tokens=tokens, token_type=[2, 3, 1, 1, 1, 5], add_space_prefix=False,
+                      scores=np.array([0, 0, -1, -12, -12, -10000], np.float32), unknown_token_id=0)  # fmt: skip
+        tokenizer = Tokenizer.from_gguf_fields(fields)
+        assert tokenizer.encode("za\u00e9", add_special_tokens=False) == [2, 0]  # -1 - 22 is more than -12 - 12
+
     @pytest.mark.parametrize("at", [0, 1, 4, 5, 6, 1000, 177155, 177160, -1])
     def test_corrupted_charsmap(self, at):
         """Whatever a flipped byte does, it is a typed error or an encoding, never a panic of the library."""

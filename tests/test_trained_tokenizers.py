@@ -5,6 +5,7 @@ Needs no file of others."""
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 import tokenizers
@@ -13,6 +14,7 @@ from tokenizers import decoders, normalizers, pre_tokenizers, processors, traine
 import slimrt
 from conftest import TESTS
 from slimrt.modelfile.hf.vocabulary import vocabulary_fields
+from slimrt.modelfile.hf.vocabulary_unigram import sentencepiece_fields
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -80,3 +82,28 @@ def test_ids_and_text_are_the_library_s(make, arch, tmp_path):
             assert ours.decode(ids, skip_special_tokens=True) == theirs.decode(ids), repr(text)
         longest = max([longest, *(len(theirs.id_to_token(id)) for id in ids)])
     assert longest > 4  # it has learned words
+
+
+def test_ids_of_marks_that_combine_are_sentencepiece_s(tmp_path):
+    """Its table is looked up place by place, not grapheme by grapheme, by which accents and voicings would be lost."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    text = (MODELS / "calibration.txt").read_text()[:50_000].split(". ")
+    odd = "\u00e9 \u00c1 na\u00efve fi 1/2 \u30ab \u30ac \u30d1 \u0301 \u3099"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*text, *[odd] * 20]), model_prefix=str(tmp_path / "spiece"), vocab_size=300,
+        minloglevel=2, model_type="unigram", normalization_rule_name="nmt_nfkc", character_coverage=1.0,
+        hard_vocab_limit=False, num_threads=1, unk_id=2, bos_id=-1, eos_id=1, pad_id=0,
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
+    fields, _ = sentencepiece_fields(tmp_path, 500)
+    ours = slimrt.Tokenizer.from_gguf_fields({key: field.value for key, field in fields.items()})
+    assert ours.decode(ours.encode("\uff21\u0301 \uff76\uff9e", False)) == "\u00c1 \u30ac"
+    ranges = [(1, 0x20), (0x20, 0x7F), (0xA0, 0x250), (0x300, 0x370), (0x900, 0x980), (0x1100, 0x1200),
+              (0x200B, 0x2010), (0x2100, 0x2150), (0x2581, 0x2582), (0x3041, 0x3100), (0xFB00, 0xFB10),
+              (0xFF00, 0xFFEF)]  # fmt: skip
+    draw, held_out = random.Random(0), (MODELS / "heldout.txt").read_text()[:5000].split()
+    for _ in range(1000):
+        drawn = [chr(draw.randrange(*draw.choice(ranges))) for _ in range(draw.randrange(8))]
+        made = "".join(draw.choice(held_out) if draw.random() < 0.3 else one for one in drawn)
+        assert ours.encode(made, False, parse_special=False) == theirs.encode(made), ascii(made)

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.tokenizer import pretokenizers
+from slimrt.tokenizer.charsmap import Charsmap
 from slimrt.tokenizer.vocabulary import SPACE, Vocabulary, end_of_generation
 
 _NO_TOKEN = 0xFFFFFFFF
@@ -317,37 +318,17 @@ def _unigram(
     if "unk" not in special_ids:
         raise ModelFormatError("a unigram vocabulary needs an unknown token (tokenizer.ggml.unknown_token_id)")
     # Unigram finds every token of its vocabulary in a text, control tokens too. Those get names that no text can
-    # hold, so that only the special-token matcher finds them.
+    # hold, so that only the special-token matcher finds them; their scores, of which rows of padding have very low
+    # ones, would say what a character costs that no token has.
     hidden = secrets.token_hex(16)
     pieces = [
-        (text if types[id] in (_Type.NORMAL, _Type.USER_DEFINED, _Type.BYTE) else f"{hidden}{id}", score)
+        (text, score) if types[id] in (_Type.NORMAL, _Type.USER_DEFINED, _Type.BYTE) else (f"{hidden}{id}", 0.0)
         for id, (text, score) in enumerate(zip(tokens, ggml.numbers("scores", len(tokens)), strict=True))
     ]
     backend = tokenizers.Tokenizer(models.Unigram(pieces, special_ids["unk"], _Type.BYTE in types))
     charsmap = ggml.bytes("precompiled_charsmap")
-    if charsmap:
-        _check_charsmap(charsmap)
-    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
+    steps = [normalizers.Normalizer.custom(Charsmap(charsmap))] if charsmap else []
     if ggml.flag("remove_extra_whitespaces", True):
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     backend.normalizer = normalizers.Sequence(steps + _space_escape(space_prefix))
     return backend
-
-
-def _check_charsmap(charsmap: bytes) -> None:
-    """Refuse a charsmap whose links lead outside it: the library follows them unchecked, and panics while encoding.
-
-    It is a double-array trie (its size in bytes, then 32-bit units) and the replacements, each ended by a zero byte.
-    """
-    size = int.from_bytes(charsmap[:4], "little")
-    text = np.frombuffer(charsmap[4 + size :], np.uint8)
-    if size == 0 or size % 4 or not text.size or text[-1]:
-        raise ModelFormatError("tokenizer.ggml.precompiled_charsmap is truncated")
-    units = np.frombuffer(charsmap, "<u4", size // 4, 4).astype(np.int64)
-    inner = units >> 31 == 0
-    child = np.arange(len(units)) ^ ((units >> 10) << ((units & 0x200) >> 6))
-    if ((child[inner] | 0xFF) >= len(units)).any():
-        raise ModelFormatError("tokenizer.ggml.precompiled_charsmap has a link past its end")
-    replacement = units[child[inner & (units >> 8 & 1 == 1)]] & 0x7FFFFFFF
-    if (replacement >= text.size).any() or (text[replacement] & 0xC0 == 0x80).any():
-        raise ModelFormatError("tokenizer.ggml.precompiled_charsmap has a replacement outside its text")

@@ -1,0 +1,74 @@
+"""SentencePiece's table of replacements (precompiled_charsmap): at each place of a text the longest entry is replaced.
+
+The library `tokenizers` has one of its own that looks at whole graphemes, and loses what follows the beginning of one
+that the table knows: the accent behind a letter of full width, the voicing behind a kana of half width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from slimrt.errors import ModelFormatError
+
+_LEAF = 0x100  # of a unit: what its path spells is an entry
+_LABEL = 0x800000FF  # of a unit: the byte that leads to it; the upper bit is that of a value
+_VALUE = 0x7FFFFFFF
+
+
+class Charsmap:
+    """A double-array trie (its size in bytes, then units of 32 bits) and the replacements, each ended by a zero byte.
+
+    Raises:
+        ModelFormatError: it is cut off, or a link in it leads outside.
+    """
+
+    def __init__(self, data: bytes):
+        size = int.from_bytes(data[:4], "little")
+        self._replacements = data[4 + size :]
+        text = np.frombuffer(self._replacements, np.uint8)
+        if size == 0 or size % 4 or not text.size or text[-1]:
+            raise ModelFormatError("tokenizer.ggml.precompiled_charsmap is truncated")
+        units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
+        inner = units >> 31 == 0
+        child = np.arange(len(units)) ^ ((units >> 10) << ((units & 0x200) >> 6))
+        if not inner[0] or ((child[inner] | 0xFF) >= len(units)).any():
+            raise ModelFormatError("tokenizer.ggml.precompiled_charsmap has a link past its end")
+        replacement = units[child[inner & (units & _LEAF > 0)]] & _VALUE
+        if (replacement >= text.size).any() or (text[replacement] & 0xC0 == 0x80).any():
+            raise ModelFormatError("tokenizer.ggml.precompiled_charsmap has a replacement outside its text")
+        self._units, self._child = units.tolist(), child.tolist()
+
+    def normalize(self, text: Any) -> None:
+        """Replaces in a tokenizers.NormalizedString, as whose normalizer it serves."""
+        before = text.normalized
+        if (after := self.replaced(before)) != before:
+            text.clear()
+            text.append(after)
+
+    def replaced(self, text: str) -> str:
+        """A text with all replacements made, from its beginning on."""
+        parts, at = list[str](), 0
+        while at < len(text):
+            length, part = self._longest(text, at)
+            parts.append(part if length else text[at])
+            at += length or 1
+        return "".join(parts)
+
+    def _longest(self, text: str, at: int) -> tuple[int, str]:
+        """How many characters from this place on are the longest entry, and what replaces them; 0: none is there."""
+        length, value, node = 0, 0, self._child[0]
+        for end in range(at, len(text)):
+            unit = 0
+            for byte in text[end].encode():
+                unit = self._units[node ^ byte]
+                if unit & _LABEL != byte:
+                    return length, self._replacement(value) if length else ""
+                node = self._child[node ^ byte]
+            if unit & _LEAF:
+                length, value = end + 1 - at, self._units[node] & _VALUE
+        return length, self._replacement(value) if length else ""
+
+    def _replacement(self, start: int) -> str:
+        return self._replacements[start : self._replacements.index(0, start)].decode(errors="replace")
