@@ -86,6 +86,11 @@ def test_series_of_every_kind():
             as_series(bad)
     with pytest.raises(TypeError, match="series 0 is not numbers"):
         as_series(["a", "b"])
+    for odd in (np.array([1.0, 2j]), np.array(["2020-01-01", "2020-01-02"], "M8[D]")):
+        with pytest.raises(TypeError, match="series 1 is not numbers"):
+            as_series([[1.0, 2.0], odd])
+    masked = np.ma.masked_equal([[1.0, -9.0, 3.0]], -9.0)
+    np.testing.assert_equal([as_series(masked)[0], as_series(masked[0])[0]], [[1.0, np.nan, 3.0]] * 2)
 
 
 def repeating(source, tokens):

@@ -81,6 +81,8 @@ def test_a_frequency_that_is_insisted_on(bolt):
         (lambda df: df.iloc[:2], {}, ValueError, "no series has 3 rows, .* freq='D'"),
         (lambda df: df.iloc[:0], {}, ValueError, "the DataFrame has no rows"),
         (lambda df: df.assign(target="x"), {}, ValueError, "'target' must be numbers"),
+        (lambda df: df.assign(target=1j), {}, ValueError, "'target' must be numbers, it is complex128"),
+        (lambda df: df[[*df.columns, "target"]], {}, ValueError, "several columns 'target'"),
         (lambda df: df.assign(timestamp=3), {}, ValueError, "'timestamp' is not of times, it is int64"),
         (lambda df: df.assign(item_id=None), {}, ValueError, "'item_id' is empty in 62 rows"),
         (lambda df: df, {"target": "sales"}, ValueError, "no column 'sales'; there are item_id, timestamp, target"),

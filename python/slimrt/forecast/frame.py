@@ -73,10 +73,13 @@ def _checked(pandas: Any, df: pd.DataFrame, columns: Columns) -> pd.DataFrame:
             raise TypeError(f"a column is one name, got {name!r}: Chronos and Chronos-Bolt forecast one value a step")
         if name not in df.columns:
             raise ValueError(f"the DataFrame has no column '{name}'; there are {', '.join(map(str, df.columns))}")
+        if list(df.columns).count(name) > 1:
+            raise ValueError(f"the DataFrame has several columns '{name}': name each otherwise")
     table = df[names]
     if not len(table):
         raise ValueError("the DataFrame has no rows")
-    if not pandas.api.types.is_numeric_dtype(table[columns.target]):
+    types = pandas.api.types
+    if not types.is_numeric_dtype(table[columns.target]) or types.is_complex_dtype(table[columns.target]):
         raise ValueError(f"column '{columns.target}' must be numbers, it is {table[columns.target].dtype}")
     for name in (columns.id, columns.timestamp):
         if table[name].isna().any():

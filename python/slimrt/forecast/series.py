@@ -18,7 +18,8 @@ def as_series(series: Any) -> list[Values]:
 
     Args:
         series: numbers (n,), one series; (batch, n), or a sequence of (n,) of any lengths: several. What NumPy takes
-            for an array of numbers: lists, arrays, pandas Series. Of a pandas DataFrame every column is a series.
+            for an array of numbers: lists, arrays (what is masked is missing), pandas Series. Of a pandas DataFrame
+            every column is a series.
 
     Raises:
         ValueError: empty, of a wrong shape, all missing, infinite, or too large for float32.
@@ -32,7 +33,7 @@ def as_series(series: Any) -> list[Values]:
             "supported; Chronos and Chronos-Bolt read the series alone"
         )
     several = isinstance(series, (list, tuple)) and len(series) > 0 and np.ndim(series[0]) == 1
-    rows: Any = series if several else np.asarray(series)
+    rows: Any = series if several else np.asanyarray(series)
     if not several and rows.ndim == 0:
         raise TypeError(f"a series is numbers (n,), and several a list of these, got {series!r:.60}")
     if not several and rows.ndim == 1:
@@ -44,7 +45,10 @@ def as_series(series: Any) -> list[Values]:
 
 def _one(row: Any, index: int) -> Values:
     try:
-        exact = np.asarray(row, np.float64)
+        given = np.asanyarray(row)
+        if given.dtype.kind in "cmM":  # NumPy would drop the imaginary part, and count the days of dates
+            raise TypeError
+        exact = np.asarray(np.ma.filled(given.astype(np.float64), np.nan))
     except (TypeError, ValueError):
         raise TypeError(f"series {index} is not numbers: {row!r:.60}") from None
     if exact.ndim != 1:
