@@ -34,6 +34,7 @@ from scripted import (
 from slimrt.errors import AudioError, ContextOverflowError, UnsupportedError
 from slimrt.generation.loop import loop_of
 from slimrt.speech.audio import SAMPLE_RATE, read_sound
+from slimrt.speech.languages import code_of
 from slimrt.speech.mel import log_mel
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
@@ -295,6 +296,7 @@ def test_blanks_are_suppressed_unless_asked_for(path):
 def test_languages_by_name_and_options_by_their_name_elsewhere(path):
     model = scripted_model(path, Speaker(constant(HELLO)))
     assert model.transcribe(sound((1.0, 0.3)), language="German")[1].language == "de"
+    assert [code_of(name) for name in ("Mandarin", "castilian", "Haitian Creole", "?")] == ["zh", "es", "ht", "?"]
     for theirs, ours in (("beam_size", "num_beams"), ("vad_filter", "vad"), ("without_timestamps", "timest")):
         with pytest.raises(TypeError, match=f"no {theirs}: here it is called {ours}"):
             model.transcribe(sound((1.0, 0.3)), **{theirs: 1})

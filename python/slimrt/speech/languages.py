@@ -104,7 +104,25 @@ LANGUAGES = {
 }
 
 
+# Other names that openai/whisper takes.
+_ALIASES = {
+    "burmese": "my",
+    "valencian": "ca",
+    "flemish": "nl",
+    "haitian": "ht",
+    "letzeburgesch": "lb",
+    "pushto": "ps",
+    "panjabi": "pa",
+    "moldavian": "ro",
+    "moldovan": "ro",
+    "sinhalese": "si",
+    "castilian": "es",
+    "mandarin": "zh",
+}
+
+
 def code_of(language: str) -> str:
     """The code of a language's code or English name, as it is written or not; what is unknown stays as it is."""
     asked = language.lower()
-    return next((code for code, name in LANGUAGES.items() if asked in (code, name)), language)
+    named = next((code for code, name in LANGUAGES.items() if asked in (code, name)), language)
+    return _ALIASES.get(asked, named)
