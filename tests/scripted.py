@@ -40,6 +40,8 @@ class ScriptedEngine:
         self._next = next_logits
         self._info = {
             "n_seqs": 1,
+            "n_layers": 1,
+            "n_heads": 2,
             "n_ctx": 448,
             "n_batch": 512,
             "sparse_threshold": 0.0,

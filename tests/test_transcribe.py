@@ -351,6 +351,20 @@ def test_word_timestamps(path):
     assert all(w.probability > 0.99 for s in segments for w in s.words)
 
 
+def test_heads_of_a_larger_model_tell_no_times_of_words(tmp_path, monkeypatch):
+    """Whoever takes layers out of a model leaves its list as it was: the later half stands in, which is said."""
+    told: list[str] = []
+    monkeypatch.setattr("slimrt.speech.transcribe.tell", told.append)
+    heads = {"slimrt.whisper.alignment_heads": [7, 0, 0, 1]}
+    path = write_gguf(tmp_path / "w.gguf", "whisper", whisper_fields() | heads)
+    model = scripted_model(path, Speaker(constant(HELLO)))
+    segments, _ = model.transcribe(sound((4.0, 0.3)), word_timestamps=True)
+    assert [word.word for word in segments[0].words] == [" hello", " there"]
+    assert len(told) == 1 and "w.gguf names head 0 of layer 7 for the times of words, and has 1 layer" in told[0]
+    model.transcribe(sound((4.0, 0.3)))
+    assert len(told) == 1
+
+
 def test_silences_are_skipped_and_times_are_of_the_whole_sound(path):
     engine = Speaker(constant([at(0.4), *said(" a"), at(1.4), at(2.2), *said(" b"), at(3.2)]))
     whole = sound((10.0, 0.0), (1.0, 0.3), (20.0, 0.0), (1.0, 0.3), (5.0, 0.0))

@@ -10,7 +10,7 @@ from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.generation.loop import loop_of
 from slimrt.generation.search import Task
 from slimrt.generation.sequences import Sequences
-from slimrt.plumbing.notes import warn
+from slimrt.plumbing.notes import tell, warn
 from slimrt.runtime.kinds import check_sequences, require
 from slimrt.runtime.runtime import Runtime
 from slimrt.speech.audio import SAMPLE_RATE, Audio, Sound, read_sound, seconds
@@ -117,7 +117,7 @@ Maker = Callable[[SpeechEngine, Transcription, int, Heard, Told], Whisper | Moon
 
 
 def _whisper_maker(runtime: Runtime, options: Transcription) -> Maker:
-    model = whisper_model(runtime)
+    model = whisper_model(runtime, words=options.word_timestamps)
     model.tokens.check(options.language, options.task, options.timestamps)
     for id in () if options.suppress_tokens is None else options.suppress_tokens:
         if not -1 <= id < model.n_vocab:
@@ -130,8 +130,9 @@ def _whisper_maker(runtime: Runtime, options: Transcription) -> Maker:
     return lambda engine, options, seed, heard, told: Whisper(engine, model, options, seed, heard, told)
 
 
-def whisper_model(runtime: Runtime) -> WhisperModel:
-    """What the model's file says that decoding needs."""
+def whisper_model(runtime: Runtime, *, words: bool = False) -> WhisperModel:
+    """What the model's file says that decoding needs. words: their times are wanted, so that a file that is wrong about
+    the heads which tell them is worth a warning."""
     file = runtime.source.file
     keys = set(file.keys())
 
@@ -150,13 +151,22 @@ def whisper_model(runtime: Runtime) -> WhisperModel:
         n_vocab=runtime.n_vocab,
         suppress=listed("suppress_tokens") or (),
         begin_suppress=listed("begin_suppress_tokens"),
-        heads=tuple(zip(named[::2], named[1::2], strict=True)) or _later_heads(runtime),
+        heads=_following_heads(runtime, tuple(zip(named[::2], named[1::2], strict=True)), words),
     )
 
 
-def _later_heads(runtime: Runtime) -> tuple[tuple[int, int], ...]:
-    """What stands for the heads that follow the sound where a file names none: the later half, as in openai/whisper."""
+def _following_heads(runtime: Runtime, named: tuple[tuple[int, int], ...], words: bool) -> tuple[tuple[int, int], ...]:
+    """The heads that follow the sound, (layer, head): those that the file names. Where it names none, or those of a
+    model with more layers that this one was made of, the later half, as in openai/whisper."""
     layers, heads = int(runtime.info["n_layers"]), int(runtime.info["n_heads"])
+    beyond = next((one for one in named if one[0] >= layers or one[1] >= heads), None)
+    if named and beyond is None:
+        return named
+    if beyond is not None and words:
+        tell(
+            f"{runtime.source.name} names head {beyond[1]} of layer {beyond[0]} for the times of words, and has "
+            f"{layers} layers of {heads} heads: those of its later half stand in"
+        )
     return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))
 
 
