@@ -24,13 +24,28 @@ def test_text2text_and_translate(opened, t5_path, capsys, tmp_path):  # noqa: F8
     assert capsys.readouterr().out == "c b a\n" and seen["n_seqs"] == 1
     (tmp_path / "lines.txt").write_text("a b\n\nc d\n")
     assert main(["translate", model, "-f", str(tmp_path / "lines.txt")]) == 0
-    assert capsys.readouterr().out == "b a\nd c\n" and seen["n_seqs"] == 8  # 4 beams for each
+    assert capsys.readouterr().out == "b a\n\nd c\n" and seen["n_seqs"] == 8  # 4 beams for each
+    assert main(["translate", model, "-p", "a b", "-p", "c d"]) == 0  # several are a batch, as of generate
+    assert capsys.readouterr().out == "b a\nd c\n" and seen["n_seqs"] == 8
     assert main(["text2text", model, "-p", "a b c", "--json", "-n", "1"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["text"] == "c" and "cut off at 1 tokens" in captured.err
     (tmp_path / "lines.txt").write_text("\n")
     assert main(["text2text", model, "-f", str(tmp_path / "lines.txt")]) == 1
     assert "no text in it" in capsys.readouterr().err
+
+
+def test_lines_stay_beside_each_other(opened, t5_path, capsys, tmp_path):  # noqa: F811
+    """A line for each, of a blank one too; only what ends a line in a text file does, whatever else Unicode has."""
+    model, seen = opened(t5_path, lambda n_seqs: ScriptedEngine(reversing, n_seqs=n_seqs, **T5_INFO))
+    (tmp_path / "lines.txt").write_bytes("\r\na b\r\n \n\nc\u2028d\x0ce\n\n".encode())
+    languages = ["--source", "b", "--target", "c"]
+    for verb, more in (("text2text", []), ("translate", []), ("translate", languages)):
+        assert main([verb, model, "-f", str(tmp_path / "lines.txt"), *more]) == 0
+        lines = capsys.readouterr().out.split("\n")
+        assert len(lines) == 7 and [i for i, line in enumerate(lines) if line] == [1, 4]
+    assert main(["text2text", model, "-f", str(tmp_path / "lines.txt"), "--json"]) == 0
+    assert [one["source"] for one in json.loads(capsys.readouterr().out)] == ["a b", "c\u2028d\x0ce"]
 
 
 @pytest.fixture

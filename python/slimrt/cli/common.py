@@ -306,6 +306,12 @@ def as_json(value: Any) -> str:
     return json.dumps(_finite(value), ensure_ascii=False, indent=2, allow_nan=False)
 
 
+def as_item(record: str) -> str:
+    """JSON as an item of a list that is written bit by bit: two columns in. Only its own line ends are ends of lines:
+    textwrap.indent would put blanks into a text behind other ones that Unicode has."""
+    return "  " + record.replace("\n", "\n  ")
+
+
 def _finite(value: Any) -> Any:
     """The same with null for numbers that JSON does not have, such as the condition of a singular matrix."""
     if isinstance(value, dict):

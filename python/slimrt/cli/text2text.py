@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from slimrt.cli.common import (
     Flags,
+    as_item,
     as_json,
     from_flags,
     model_source,
@@ -18,6 +19,7 @@ from slimrt.cli.common import (
     open_model,
     show_progress,
 )
+from slimrt.cli.flags import Collect
 from slimrt.cli.sampling import sampling_arguments
 from slimrt.cli.values import positive, real
 from slimrt.generation.text2text import Text2Text
@@ -30,8 +32,9 @@ _AT_ONCE = 8  # texts decoded together where the user does not say
 
 def add_flags(flags: Flags, *, what: str = "turn into another", num_beams: int | None = 1) -> None:
     flags.model()
-    flags.add("-p", "--prompt", twin=False, metavar="TEXT", help=f"the text to {what} (else -f, else stdin)")
-    flags.add("-f", "--file", twin=False, metavar="FILE", help="a file with a text on each line")
+    flags.add("-p", "--prompt", twin=False, action=Collect, metavar="TEXT", help=f"the text to {what} (else -f, else "
+              "stdin); several -p are one batch")  # fmt: skip
+    flags.add("-f", "--file", twin=False, metavar="FILE", help="a file with a text on each line; an empty one stays so")
     flags.n_predict(256)
     flags.sampling(temp=0.0, num_beams=num_beams, beams="1: greedy, or what --temp says (default: "
                    f"{num_beams or '4 where nothing is drawn'})")  # fmt: skip
@@ -53,39 +56,40 @@ def run(args: argparse.Namespace) -> int:
 
 
 def texts(args: argparse.Namespace) -> list[str]:
-    """What -p, -f or stdin give: a text, or one on each line that is not empty."""
+    """What -p, -f or stdin give: texts, or one on each line; where a line is blank, so is the text."""
     if args.prompt is not None and args.file is not None:
         args.usage_error("give -p or -f, not both")
     if args.prompt is not None:
-        return [str(args.prompt)]
+        return [str(one) for one in args.prompt]
     if args.file is None and sys.stdin.isatty():
         args.usage_error("which text? give -p TEXT, -f FILE, or pipe one in")
     data = Path(args.file).read_bytes() if args.file is not None else sys.stdin.buffer.read()
-    lines = [line for line in decode_text(data, args.file or "stdin").splitlines() if line.strip()]
-    if not lines:
+    lines = [line.rstrip("\n") for line in io.StringIO(decode_text(data, args.file or "stdin"), newline=None)]
+    if not any(map(str.strip, lines)):
         raise ValueError(f"{args.file or 'stdin'}: no text in it")
     return lines
 
 
 def transform(args: argparse.Namespace, sources: Sequence[str]) -> int:
-    """Print what the model makes of each text, a line each."""
+    """Print what the model makes of each text, a line each: an empty one of a blank one among several."""
     options: dict[str, Any] = sampling_arguments(args) | {
         "max_tokens": args.n_predict,
         "length_penalty": args.length_penalty,
     }
     from_flags(args, lambda: Text2Text(**options))  # what does not go together is said before the model is loaded
-    at_once, n = args.parallel or min(len(sources), _AT_ONCE), len(sources)
-    output = _Output(args, sources)
+    given = [i for i, source in enumerate(sources) if source.strip() or len(sources) == 1]
+    at_once, n = args.parallel or min(len(given), _AT_ONCE), len(given)
+    output = _Output(args, sources, given)
     with open_model(args, model_source(args), args.ctx or 0, n_seqs=at_once * args.num_beams) as model:
         shown = n > 1 and progress.wanted(show_progress(args))
         with progress.bar(shown, n, "texts", "text") as update:
 
             def done(index: int, one: Generation) -> None:
-                output.result(index, one)
+                output.result(given[index], one)
                 update(output.n_done, n)
 
             try:
-                model.text2text(list(sources), **options, on_result=done)
+                model.text2text([sources[i] for i in given], **options, on_result=done)
             except KeyboardInterrupt:
                 output.interrupted()
                 raise
@@ -95,12 +99,17 @@ def transform(args: argparse.Namespace, sources: Sequence[str]) -> int:
 
 
 class _Output:
-    """Prints what is made of the texts, in their order, as soon as it and what comes before it is known."""
+    """Prints what is made of the texts, in their order, as soon as it and what comes before it is known.
 
-    def __init__(self, args: argparse.Namespace, sources: Sequence[str]):
+    Args:
+        given: places of those that something is made of; the others are blank.
+    """
+
+    def __init__(self, args: argparse.Namespace, sources: Sequence[str], given: Sequence[int]):
         self._args, self._sources = args, sources
         self._results: dict[int, Generation] = {}
-        self._turn = 0
+        self._known = set(range(len(sources))) - set(given)  # what their lines are
+        self._n, self._turn = len(given), 0
         self._begun = False
 
     @property
@@ -109,7 +118,8 @@ class _Output:
 
     def result(self, index: int, one: Generation) -> None:
         self._results[index] = one
-        while self._turn in self._results:
+        self._known.add(index)
+        while self._turn in self._known:
             self._print(self._turn)
             self._turn += 1
 
@@ -117,7 +127,7 @@ class _Output:
         """Say how much there is, when no more comes."""
         holes = self._turn < max(self._results, default=-1) and not self._args.json
         with progress.aside():
-            note(self._args, f"slimrt: interrupted: {self.n_done} of {len(self._sources)} texts are done"
+            note(self._args, f"slimrt: interrupted: {self.n_done} of {self._n} texts are done"
                  + "; an empty line stands for one that is not" * holes)  # fmt: skip
 
     def end(self) -> None:
@@ -150,7 +160,7 @@ class _Output:
         record = as_json({"source": source} | one.to_dict())
         if not self._several:
             return f"{record}\n"
-        return (",\n" if self._begun else "[\n") + textwrap.indent(record, "  ")
+        return (",\n" if self._begun else "[\n") + as_item(record)
 
     def _say(self, text: str) -> None:
         self._begun = True

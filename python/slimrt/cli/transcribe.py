@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 from slimrt.cli.common import (
     Flags,
+    as_item,
     as_json,
     beside_model,
     complain,
@@ -283,7 +283,7 @@ class _Output:
             with progress.aside():
                 note(self._args, f"slimrt: {target}")
         else:
-            self._waiting[index].append(textwrap.indent(record, "  ") if self._several else record)
+            self._waiting[index].append(as_item(record) if record and self._several else record)
             self._done.add(index)
             self._flush()
         if not info.duration_heard:

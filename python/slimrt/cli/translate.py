@@ -23,4 +23,6 @@ def run(args: argparse.Namespace) -> int:
     if args.num_beams is None:
         penalised = any(getattr(args, name) != none for name, none in PENALTIES.items())
         args.num_beams = _NUM_BEAMS if args.temp == 0 and not penalised and not args.stop else 1
-    return text2text.transform(args, [prefixed(one, args.source, args.target) for one in text2text.texts(args)])
+    texts = text2text.texts(args)
+    told = [prefixed(one, args.source, args.target) if one.strip() else one for one in texts]
+    return text2text.transform(args, told)
