@@ -156,6 +156,15 @@ def test_a_number_is_a_date_only_where_the_title_says_so():
     assert read("1|2|3", "year")[1] is None
 
 
+def test_years_of_two_digits_are_those_that_follow_each_other():
+    """strptime's go from 1969 to 2068."""
+    assert read("Jan-67|Jan-68|Jan-69|Jan-70|Jan-71")[:2] == ([0, 1, 2, 3, 4], ["Jan-72", "Jan-73", "Jan-74"])
+    values, future, said = read("Jan-70|Jan-69|Jan-68|Jan-67")
+    assert values == [3, 2, 1, 0] and future[0] == "Jan-71" and "the newest row comes first" in said[0]
+    assert read("Jan-98|Jan-99|Jan-00|Jan-01")[1][0] == "Jan-02"
+    assert read("29-Feb-00|01-Mar-00|02-Mar-00")[1][0] == "03-Mar-00"
+
+
 def test_a_column_that_is_called_a_date_and_is_none_is_said():
     for dates in ("12:00|13:00|14:00", "3|2|1"):
         values, future, said = read(dates, "time")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timezone
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +95,22 @@ def read_dates(
                 f"column {column}: {cell.strip()} may be {one:%-d %B %Y} ({chosen.name}) or {two:%-d %B %Y} "
                 f"({other.name}): name the form, as with {hint.format(chosen.name)}"
             )
-    return _dates(chosen, moments)
+    return _dates(chosen, _in_order(moments) if "%y" in chosen.name else moments)
+
+
+def _in_order(moments: list[datetime]) -> list[datetime]:
+    """Dates whose years have two digits, which strptime takes for 1969 to 2068: where rows follow each other only if
+    those from 2000 on are of the century before, they are."""
+    try:
+        earlier = [one.replace(year=one.year - 100) if one.year >= 2000 else one for one in moments]
+    except ValueError:  # there was no 29 February 1900
+        return moments
+    return earlier if _monotonic(earlier) and not _monotonic(moments) else moments
+
+
+def _monotonic(moments: Sequence[datetime]) -> bool:
+    steps = list(pairwise(moments))
+    return all(a <= b for a, b in steps) or all(a >= b for a, b in steps)
 
 
 def _dates(form: Form, moments: Sequence[datetime]) -> Dates:
