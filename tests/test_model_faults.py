@@ -96,6 +96,50 @@ def test_the_child_of_a_fork_generates_with_threads_of_its_own_and_closes(tiny):
 
 @pytest.mark.unsanitized
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_stream_goes_on_in_the_child_of_a_fork(tiny):
+    with slimrt.Model(tiny, n_ctx=64, n_threads=2) as model:
+        whole = model.generate(PROMPT, max_tokens=9, **GREEDY).text
+        stream = model.stream(PROMPT, max_tokens=9, **GREEDY)
+        begun = next(stream)
+
+        def work():
+            assert begun + "".join(stream) == whole
+
+        assert in_child(work) == 0
+        assert begun + "".join(stream) == whole
+
+
+@pytest.mark.unsanitized
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_text_that_another_thread_was_computing_at_a_fork_is_lost_and_says_so(tiny):
+    with slimrt.Model(tiny, n_ctx=64, n_threads=1, n_seqs=2) as model:
+        stream = model.stream(PROMPT, max_tokens=9, **GREEDY)
+        next(stream)
+        inside, go_on = threading.Event(), threading.Event()
+
+        def pause(ids, logits):
+            inside.set()
+            go_on.wait(30)
+            return logits
+
+        call = {"max_tokens": 1, "logits_processor": pause, **GREEDY}
+        thread = threading.Thread(target=lambda: model.generate(PROMPT, **call), daemon=True)
+        thread.start()
+
+        def work():
+            with pytest.raises(RuntimeError, match="when the process was forked"):
+                next(stream)
+
+        try:
+            assert inside.wait(30) and in_child(work) == 0
+        finally:
+            go_on.set()
+            thread.join(30)
+        assert "".join(stream)
+
+
+@pytest.mark.unsanitized
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_fork_while_another_thread_generates(tiny):
     """The child never hangs: it says that the model is lost, or goes on where nobody was inside at that moment."""
     with slimrt.Model(tiny, n_ctx=2048, n_threads=2) as model:

@@ -176,9 +176,13 @@ class Loop:
         self.end([*self._waiting, *self._running], ValueError("the model is closed"))
 
     def after_fork(self) -> None:
-        """In the child nobody waits for what other threads of the parent asked for."""
+        """In the child streams go on. Nobody waits for what other threads of the parent asked for, and what one of them
+        was computing is lost."""
+        at_work = self._stepper is not None
         self._changed, self._stepper = threading.Condition(), None
-        self._waiting, self._running = [], []
+        for one in [one for one in (*self._waiting, *self._running) if at_work or one.awaited]:
+            self._remove(one)
+            one.lose(RuntimeError("this text was being computed when the process was forked: begin it again here"))
 
     def _step_for_all(self) -> bool:
         try:

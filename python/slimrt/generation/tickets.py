@@ -126,5 +126,9 @@ class Ticket(Generic[Result]):
             self._task.close()
             self._finish(error=error or Cancelled("this work was cancelled"))
 
+    def lose(self, error: Exception) -> None:
+        """Have it fail without a word to its task, which may be in the hands of a thread that is gone."""
+        self._finish(error=error)
+
     def _finish(self, *, result: Any = None, error: BaseException | None = None) -> None:
         self.wants, self.left, self.done, self._result, self.error = None, [], True, result, error
