@@ -10,6 +10,7 @@ import pytest
 
 import slimrt
 from conftest import GOLDEN, GREEDY, PROMPT, relative
+from slimrt.generation.loop import loop_of
 from tiny_model import BOS, FIRST_BYTE
 
 
@@ -182,6 +183,73 @@ def test_closed(tiny):
     for use in (lambda: model.generate(PROMPT), lambda: model.logits([BOS]), lambda: next(stream), model.session):
         with pytest.raises(ValueError, match="model is closed"):
             use()
+
+
+# ---------------------------------------------------------------- texts that go on in one
+def test_a_text_that_goes_on_in_a_session_has_it_for_itself(tiny):
+    """Else its next token would follow what another one has put there."""
+    with slimrt.Model(tiny, n_ctx=64, n_seqs=2) as model, model.session() as session:
+        alone = model.generate(PROMPT, max_tokens=9, **GREEDY).text
+        stream = model.stream(PROMPT, session=session, max_tokens=9, **GREEDY)
+        text = next(stream)
+        for change in (
+            lambda: session.append([9]),
+            lambda: session.truncate(2),
+            lambda: model.generate("a dog", session=session, max_tokens=2),
+            lambda: next(model.stream("a dog", session=session, max_tokens=2)),
+        ):
+            with pytest.raises(ValueError, match="a text goes on in this session"):
+                change()
+        assert session.fork().append([9]).shape == (1, model.n_vocab)
+        assert text + "".join(stream) == alone
+        assert session.append([9]).shape == (1, model.n_vocab)
+
+
+def test_a_stream_that_is_left_gives_its_session_back(tiny):
+    with slimrt.Model(tiny, n_ctx=64, n_seqs=2) as model, model.session() as session:
+        for leave in (slimrt.Stream.close, lambda stream: None):
+            stream = model.stream(PROMPT, session=session, **GREEDY)
+            next(stream)
+            leave(stream)
+            del stream
+            session.truncate(session.length - 1)
+            assert model.generate(PROMPT, session=session, max_tokens=2, **GREEDY).usage.cached_tokens > 0
+        with pytest.raises(KeyError):
+            model.generate(PROMPT, session=session, on_progress=lambda *_: {}["stop"])
+        assert session.append([9]).shape == (1, model.n_vocab)
+
+
+def test_a_closed_session_ends_its_text_and_no_other(tiny):
+    with slimrt.Model(tiny, n_ctx=64, n_seqs=2) as model:
+        alone = model.generate(PROMPT, max_tokens=9, **GREEDY).text
+        session = model.session()
+        streams = [model.stream(PROMPT, session=one, max_tokens=9, **GREEDY) for one in (session, None)]
+        begun = [next(stream) for stream in streams]
+        session.close()
+        loop_of(model._runtime).wait([stream._ticket for stream in streams], lambda: False)  # in the same steps
+        assert begun[1] + "".join(streams[1]) == alone
+        with pytest.raises(ValueError, match="the session is closed"):
+            next(streams[0])
+
+
+def test_a_cut_that_finds_no_room_changes_nothing(convert):
+    """Rows that have aged are copied where forks share the blocks to which they come back."""
+    options = {"cache": "lowrank:q2@0.5+q4*0.1+sinks=4", "calibration": "none", "allow_lossy": True}
+    ids = np.random.default_rng(0).integers(3, 100, 500).tolist()
+    with slimrt.Model(convert(GOLDEN / "llama_gqa_tied"), n_ctx=512, **options) as model, model.session() as session:
+        session.append(ids, last_only=True)
+        forks = [session.fork() for _ in range(4)]
+        cut = []
+        with pytest.raises(slimrt.ContextOverflowError, match="free blocks"):
+            for fork in forks:
+                fork.truncate(480)
+                cut.append(fork)
+        assert [fork.length for fork in forks] == [480] * len(cut) + [500] * (4 - len(cut))
+        for fork in cut:
+            fork.close()
+        forks[-1].truncate(480)
+        assert forks[-1].tokens == tuple(ids[:480])
+        assert forks[-1].append([9], last_only=True).shape == (1, model.n_vocab)
 
 
 # ---------------------------------------------------------------- score

@@ -109,12 +109,12 @@ class DraftedRun(Run):
         """Take back what was guessed and has not come."""
         assert self.session is not None
         if self._guesses:
-            self.session.truncate(self.session.length - len(self._guesses))
+            self.session.cut(self.session.length - len(self._guesses))
         self._guesses.clear()
         self._ahead.clear()
 
     def _end(self) -> None:
-        if self.session is not None:
+        if self.session is not None and not self.session.closed:
             self._drop()
         if self._drafter is not None:
             self._drafter.close()

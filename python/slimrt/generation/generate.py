@@ -132,6 +132,7 @@ class Run:
         """Take a sequence; returns what is to be computed first."""
         yield from ()
         self.session = self.session or self.begin_session()
+        self.session.lend(self)
         pending = self.session.keep_common(self.prompt)
         self._cached = self.session.length
         return pending
@@ -151,6 +152,8 @@ class Run:
         """Let the sequence go, unless it is the user's."""
         if self.session is not None:
             self._held = self.session.length
+            if self.session.text is self:
+                self.session.text = None
             if self._own_session:
                 if self.options.cache_prompt:
                     prefixes_of(self.runtime).give(self.session, self.key)
@@ -233,7 +236,7 @@ class Run:
             return False
         self.shifted += dropped
         self._pending = context[:keep] + context[keep + dropped :]
-        self.session.truncate(0)
+        self.session.cut(0)
         return True
 
     def _count(self) -> None:

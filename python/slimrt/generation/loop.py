@@ -23,11 +23,12 @@ from slimrt.generation.parts import Part, told_to_all
 from slimrt.generation.prefix import PrefixTree
 from slimrt.generation.room import Room, is_shared
 from slimrt.generation.search import Decode, Encode, Guess, Result, Task, choices
-from slimrt.generation.sequences import Sequences
+from slimrt.generation.sequences import Sequences, is_closed
 from slimrt.generation.store import PrefixStore
 from slimrt.generation.tickets import Call, Meter, OnStep, Ticket
 from slimrt.modes import AGING
 from slimrt.runtime.runtime import Runtime
+from slimrt.runtime.session import CLOSED
 
 
 class Loop:
@@ -196,6 +197,7 @@ class Loop:
         with self._engine.alone():
             self._end_cancelled()
             self._admit(only)
+            self._end_closed(only)
             asking = [one for one in self._running if _attended(one, only)]
             if not asking:
                 return False
@@ -213,6 +215,11 @@ class Loop:
             self._remove(one)
             one.close()
             self._tell(one)
+
+    def _end_closed(self, only: Sequence[Ticket[Any]] | None) -> None:
+        """Tell those whose session was closed, before it is an error of a step, and so everybody's."""
+        for one in [one for one in self._running if _attended(one, only) and is_closed(one.wants)]:
+            self._resume(one, ValueError(CLOSED))
 
     def _admit(self, only: Sequence[Ticket[Any]] | None) -> None:
         """Begin tasks that wait, as far as there are sequences for them."""

@@ -140,6 +140,11 @@ class Sequences:
         return self._runtime.sparse_counts()
 
 
+def is_closed(wish: Wish | None) -> bool:
+    """Whether a session was closed that a task wants to go on in."""
+    return any(one.closed for one in _sessions(wish))
+
+
 def _handle(sequence: Any) -> int:
     return sequence.sequence if isinstance(sequence, Session) else int(sequence)
 

@@ -29,6 +29,8 @@ _VERSION = 2
 _MAX_HEADER = 1 << 28
 _CHECKSUM = struct.Struct("<I")
 
+CLOSED = "the session is closed"
+
 TokenIds = Sequence[int] | NDArray[np.integer[Any]]
 
 
@@ -92,11 +94,16 @@ class Session(Closing):
     A model with a sliding window keeps the rows of the window and of about n_batch tokens before it: a session that is
     truncated to a text that looks further back computes its rows again, when it is next used.
 
+    A text that goes on in it, such as a stream that is not done, has it for itself until it ends: appending, truncating
+    and beginning another one are a ValueError until then.
+
     Attributes:
         replaceable: its rows may be dropped to make room, and are computed again when it goes on.
+        text: what goes on in it; None: nothing.
     """
 
     replaceable = False
+    text: object = None
 
     def __init__(self, runtime: Runtime, sequence: int, tokens: list[int]):
         self.runtime = runtime
@@ -129,13 +136,16 @@ class Session(Closing):
 
         Raises:
             ContextOverflowError: they do not fit; nothing was computed.
-            ValueError: no ids, or one outside the vocabulary; or the session or the model is closed.
+            ValueError: no ids, or one outside the vocabulary; or the session or the model is closed; or a text goes on
+                in it.
         """
         new = as_ids(ids, self.runtime.n_vocab)
         if not new:
             raise ValueError("append needs at least one token")
-        check_length(self.length + len(new), self.runtime, "the session with what is appended")
-        return append_together(self.runtime, [(self, new)], all_logits=not last_only)
+        with self.runtime.lock:
+            self._require_idle()
+            check_length(self.length + len(new), self.runtime, "the session with what is appended")
+            return append_together(self.runtime, [(self, new)], all_logits=not last_only)
 
     def fork(self) -> Session:
         """A second session with the same content; the rows are shared until one of them changes."""
@@ -144,12 +154,40 @@ class Session(Closing):
             return Session(self.runtime, engine.fork(self.sequence), list(self._tokens))
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens. ValueError if it has fewer."""
-        if not 0 <= whole("length", length) <= self.length:
-            raise ValueError(f"cannot keep {length} tokens of {self.length}")
-        del self._tokens[length:]
+        """Keep the first `length` tokens.
+
+        Raises:
+            ValueError: it has fewer; or a text goes on in it.
+            ContextOverflowError: rows that have aged become recent again, and forks hold the blocks that this takes;
+                the session is as it was.
+        """
+        with self.runtime.lock:
+            self._require_idle()
+            if not 0 <= whole("length", length) <= self.length:
+                raise ValueError(f"cannot keep {length} tokens of {self.length}")
+            self.cut(length)
+
+    def cut(self, length: int) -> None:
+        """The same for the text that goes on in it."""
         with self.runtime.use() as engine:
-            self._agree(engine)
+            dropped = self._tokens[length:]
+            del self._tokens[length:]
+            try:
+                self._agree(engine)
+            except ContextOverflowError:
+                self._tokens += dropped
+                raise
+
+    def lend(self, text: object) -> None:
+        """Have a text go on in it. ValueError: another one does."""
+        self._require_idle()
+        self.text = text
+
+    def _require_idle(self) -> None:
+        if self.runtime.loop is not None:
+            self.runtime.loop.end_cancelled()  # streams that nobody holds any more
+        if self.text is not None:
+            raise ValueError("a text goes on in this session: read its stream to the end, or close() it, first")
 
     def keep_common(self, ids: Sequence[int]) -> list[int]:
         """Truncate to what it has in common with ids; returns the ids that are still to be computed, at least one."""
@@ -158,7 +196,7 @@ class Session(Closing):
             self._agree(engine)
             if common < self.length and not engine.can_truncate(self.sequence, common):  # rows behind a window are gone
                 common = 0
-        self.truncate(common)
+        self.cut(common)
         return list(ids[common:])
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -178,9 +216,14 @@ class Session(Closing):
             file.write(rows.data)
             file.write(_CHECKSUM.pack(zlib.crc32(rows.data, zlib.crc32(start))))
 
+    @property
+    def closed(self) -> bool:
+        return not self._free.alive
+
     def close(self) -> None:
-        """Give the rows back."""
-        self._free()
+        """Give the rows back. A text that goes on in it ends with a ValueError at its next token."""
+        with self.runtime.lock:  # not within a step that computes them
+            self._free()
 
     def hand_over(self, engine: core.Engine) -> tuple[int, list[int]]:
         """Closes the session, but leaves its sequence to the caller, with the tokens whose rows that has."""
@@ -191,8 +234,8 @@ class Session(Closing):
     def _agree(self, engine: core.Engine) -> None:
         """Drop rows beyond our tokens: Ctrl-C may strike between a step of the engine and our note of it. Where a
         window has given back what the others look back to, drop all."""
-        if not self._free.alive:
-            raise ValueError("the session is closed")
+        if self.closed:
+            raise ValueError(CLOSED)
         if engine.length(self.sequence) > self.length:
             kept = self.length if engine.can_truncate(self.sequence, self.length) else 0
             engine.truncate(self.sequence, kept)
