@@ -87,9 +87,10 @@ class Model(OpenAIMethods, Closing):
         memory_limit: bytes, or text like "6GiB"; None: what the machine has available.
         draft_model: a smaller model with the same tokenizer, as path: it guesses what texts go on with, and several
             guesses are checked in a step, as many as pay by what that takes and how many were right, none included. The
-            tokens are those that come without. Beams take no guesses. Its memory counts in memory_limit, and it is
-            closed with the model. "self": the model itself, which reads few rows of a long text for its guesses; with
-            cache mode kv, where reading rows is most of a step.
+            tokens are those that come without, as near as rows are to what is stored of them: see lookup of generate.
+            Beams take no guesses. Its memory counts in memory_limit, and it is closed with the model. "self": the model
+            itself, which reads few rows of a long text for its guesses; with cache mode kv, where reading rows is most
+            of a step.
         on_overflow: what calls do at a full context that do not say it themselves, "error" or "shift": see generate.
         seed: makes the seeds of calls that give none reproducible.
         verbose: say on stderr what everything resolved to, and what logging's "slimrt" is told.

@@ -95,7 +95,10 @@ class TextGeneration(Tasks):
                 cached_tokens. Rows are read as they are stored then, so that the last digits of logits differ.
             lookup: guess what comes by what followed the last tokens where they stood before, and check several guesses
                 in a step, where that pays: of text that repeats its prompt two tokens and more at once. The tokens are
-                those that come without. Not with num_beams; usage counts drafted_tokens and accepted_tokens.
+                those that come without, but that those of a step see each other's rows as they are before these are
+                stored: in f16 the last digits of logits differ by that, in q8 and q4 more, and since what pays is
+                measured, a text in few bits may be another from call to call, whatever its seed. Not with num_beams;
+                usage counts drafted_tokens and accepted_tokens.
             json_schema: hold the text to JSON of this schema: a mapping, or JSON; {"type": "object"}: any object.
                 regex: to a regular expression, the whole text (Rust's syntax). choice: to one of these texts.
                 grammar: to one in Lark's form, or in llama.cpp's (GBNF). One at a time; with the extra `grammar`. Where
