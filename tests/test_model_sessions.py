@@ -185,6 +185,20 @@ def test_closed(tiny):
             use()
 
 
+def test_rows_behind_a_window_find_room_again_where_prefixes_wait_for_a_use(convert, tmp_path):
+    """To fork and to save computes what a window has given back, as to append does."""
+    ids = np.random.default_rng(0).integers(3, 100, 150).tolist()
+    with slimrt.Model(convert(GOLDEN / "mistral_window"), n_ctx=160, n_batch=32, n_seqs=2) as model:
+        for use in (slimrt.Session.fork, lambda session: session.save(tmp_path / "s.session")):
+            with model.session() as session:
+                session.append(ids, last_only=True)
+                session.truncate(60)
+                for first in range(3, 15):
+                    model.generate([first, *ids[:100]], max_tokens=2, cache_prompt=True, **GREEDY)
+                use(session)
+                assert relative(session.append([5], last_only=True), model.logits([*ids[:60], 5])[-1:]) < 1e-2
+
+
 # ---------------------------------------------------------------- texts that go on in one
 def test_a_text_that_goes_on_in_a_session_has_it_for_itself(tiny):
     """Else its next token would follow what another one has put there."""

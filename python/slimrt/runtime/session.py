@@ -8,7 +8,8 @@ import os
 import struct
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -149,8 +150,7 @@ class Session(Closing):
 
     def fork(self) -> Session:
         """A second session with the same content; the rows are shared until one of them changes."""
-        with self.runtime.use() as engine:
-            self._complete(engine)
+        with self._completed() as engine:
             return Session(self.runtime, engine.fork(self.sequence), list(self._tokens))
 
     def truncate(self, length: int) -> None:
@@ -205,10 +205,9 @@ class Session(Closing):
         Raises:
             OSError: the file cannot be written. ValueError: the session is closed.
         """
-        with self.runtime.use() as engine:
-            self._complete(engine)
-            rows = engine.save_sequence(self.sequence)
-        header = _kind(self.runtime) | {"version": _VERSION, "tokens": self._tokens, "bytes": int(rows.nbytes)}
+        with self._completed() as engine:
+            rows, tokens = engine.save_sequence(self.sequence), list(self._tokens)
+        header = _kind(self.runtime) | {"version": _VERSION, "tokens": tokens, "bytes": int(rows.nbytes)}
         text = json.dumps(header).encode()
         with written_beside(Path(path)) as partial, partial.open("wb") as file:
             start = _MAGIC + struct.pack("<Q", len(text)) + text
@@ -253,6 +252,15 @@ class Session(Closing):
         """Rows for all our tokens, and no others."""
         if missing := self.missing(engine):
             engine.append([(self.sequence, np.array(missing, np.int32))])
+
+    @contextmanager
+    def _completed(self) -> Iterator[core.Engine]:
+        """The engine, with that; rows that only wait for a use make room."""
+        with self.runtime.lock:
+            _make_room(self.runtime, [(self, [])])
+            with self.runtime.use() as engine:
+                self._complete(engine)
+                yield engine
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a session's rows belong to this process: save() it, and load_session() it in the other one")
