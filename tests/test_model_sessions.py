@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -231,6 +232,24 @@ def test_a_stream_that_is_left_gives_its_session_back(tiny):
         with pytest.raises(KeyError):
             model.generate(PROMPT, session=session, on_progress=lambda *_: {}["stop"])
         assert session.append([9]).shape == (1, model.n_vocab)
+
+
+@pytest.mark.parametrize("begin", [slimrt.Model.stream, slimrt.Model.generate])
+@pytest.mark.parametrize("strikes", ["on_progress", "logits_processor"])
+def test_a_second_ctrl_c_gives_a_session_back_too(tiny, begin, strikes):
+    """One that strikes while the first one, in a step or in a task, waits for what another thread does."""
+    with slimrt.Model(tiny, n_ctx=64) as model, model.session() as session:
+        loop = loop_of(model._runtime)
+
+        def interrupt(*_):
+            loop._engine.alone = Mock(side_effect=KeyboardInterrupt)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            next(begin(model, PROMPT, session=session, **{strikes: interrupt}, **GREEDY))
+        del loop._engine.alone
+        assert session.append([9]).shape == (1, model.n_vocab)
+        assert (loop.running, loop.waiting) == (0, 0)
 
 
 def test_a_closed_session_ends_its_text_and_no_other(tiny):

@@ -160,6 +160,8 @@ class Loop:
         """End tickets now, which frees their sequences; waits for a step under way. error: what they tell."""
         if all(one.done for one in tickets):
             return
+        for one in tickets if error is None else ():
+            one.cancel()  # Ctrl-C may end this before the others are done with their step: the next one does it then
         with self._engine.alone():
             for one in tickets:
                 self._remove(one)
@@ -243,9 +245,11 @@ class Loop:
             self._resume(first)
 
     def _resume(self, one: Ticket[Any], error: BaseException | None = None) -> None:
-        one.resume(error or one.call.failure)
-        if one.done:
-            self._remove(one)
+        try:
+            one.resume(error or one.call.failure)
+        finally:  # of a Ctrl-C within the task too
+            if one.done:
+                self._remove(one)
         self._tell(one)
 
     def _tell(self, one: Ticket[Any]) -> None:
