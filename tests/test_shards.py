@@ -130,10 +130,15 @@ def test_a_shard_that_is_missing_or_cut_is_named(copies, run):
     with pytest.raises(ModelFormatError, match="m-00002-of-00003.gguf: tensor .* but only"):
         _core.GgufFile(str(copies[0]))
     copies[1].unlink()
-    with pytest.raises(OSError, match="cannot read '.*m-00002-of-00003.gguf': No such file"):
+    with pytest.raises(ModelFormatError, match="m-00002-of-00003.gguf: is missing: the model is in 3 shards"):
         _core.GgufFile(str(copies[0]))
+    with pytest.raises(slimrt.ModelFormatError, match="is missing"):
+        slimrt.Model(copies[0])
     code, _, err = run("generate", copies[0], "-p", PROMPT)
-    assert code != 0 and "m-00002-of-00003.gguf" in err
+    assert code == 1 and "m-00002-of-00003.gguf: is missing" in err and err.count("\n") == 1
+    copies[1].symlink_to(copies[1])  # there, but not to be read
+    with pytest.raises(OSError, match="cannot read '.*m-00002-of-00003.gguf': Too many levels"):
+        _core.GgufFile(str(copies[0]))
 
 
 def test_shards_in_another_order_are_refused(copies):

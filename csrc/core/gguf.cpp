@@ -2,7 +2,10 @@
 // gguf_tensors.cpp.
 #include "core/gguf.h"
 
+#include <unistd.h>
+
 #include <bit>
+#include <cerrno>
 #include <cmath>
 #include <limits>
 
@@ -51,6 +54,15 @@ std::optional<double> as_number(const GgufValue& value) {
     return {};
 }
 
+/// Refuses a model of which a shard is missing; what is there and cannot be read is the mapping's to say.
+void require_all(const std::vector<std::string>& paths) {
+    for (const std::string& path : paths) {
+        if (access(path.c_str(), F_OK) == 0 || errno != ENOENT) continue;
+        fail(ErrorCode::format, path, ": is missing: the model is in ", paths.size(),
+             " shards, which lie in one folder; get this one too");
+    }
+}
+
 }  // namespace
 
 GgufFile GgufFile::open(const std::string& path, GgufPart part) {
@@ -58,6 +70,7 @@ GgufFile GgufFile::open(const std::string& path, GgufPart part) {
     GgufFile file = parse(mapped->data(), mapped->size(), path, part);
     const std::vector<std::string> paths = file.shard_paths();
     if (part != GgufPart::metadata && paths.size() > 1) {
+        require_all(paths);
         mapped = std::make_shared<MappedFile>(paths);
         std::vector<GgufFile> shards;
         for (const MappedFile::Part& it : mapped->parts())
