@@ -24,6 +24,14 @@ from slimrt.modelfile.hf.directory import read_hf
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
 
+def test_the_report_says_the_trained_context(run, tiny, tmp_path):
+    """With a fold and without."""
+    for flags in ((), ("--outtype", "q8_0"), ("--cache", "kv"), ("--cache", "k", "--calibration", "none")):
+        code, out, _ = run("convert", tiny, "-o", tmp_path / "out.gguf", "--force", *flags, "--json")
+        report = json.loads(out)
+        assert code == 0 and report["n_ctx_train"] == 256 and bool(report["smaller_from"]) == ("k" in flags)
+
+
 # ---------------------------------------------------------------- types of the weights
 @pytest.mark.parametrize("outtype", OUT_TYPES)
 def test_outtype(outtype):

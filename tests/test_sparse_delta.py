@@ -87,6 +87,31 @@ def test_a_conversion_finds_a_delta(tmp_path, run):
     assert code == 1 and "does not have: use one that does, or sparse_delta 0" in error
 
 
+@pytest.mark.unsanitized
+def test_a_file_takes_its_place_with_the_delta_in_it(tmp_path, monkeypatch):
+    """What was there stays until then, and where measuring fails."""
+    from slimrt.converter import convert, sparse
+
+    out, short, seen = tmp_path / "sparse.gguf", tmp_path / "short.txt", []
+    short.write_text("The baker went to the mill. " * 20)
+    find = sparse.find_delta
+
+    def look(path, *arguments, **options):
+        seen.append((path == out, out.exists() and out.read_bytes()))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return find(path, *arguments, **options)
+
+    monkeypatch.setattr(convert, "find_delta", look)
+    settings = {"cache": "k+r", "cache_type": "q8", "calibration": short, "sparse": True, "progress": False}
+    slimrt.convert(MODELS / "tale-llama.gguf", out, **settings)
+    first = out.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        slimrt.convert(MODELS / "tale-llama.gguf", out, **settings)
+    assert seen == [(False, False), (False, first)] and out.read_bytes() == first
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["short.txt", "sparse.gguf"]
+
+
 def test_where_no_delta_is_found_the_report_says_why(tmp_path):
     """The file says 0 then, and is read whole."""
     out, short = tmp_path / "short.gguf", tmp_path / "short.txt"

@@ -7,13 +7,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.random  # noqa: F401 (loaded before the work begins: its extension modules swallow a signal while loading)
 from gguf import GGUFValueType
 from gguf.gguf_writer import GGUFValue
 
+from slimrt import core
 from slimrt.cache.config import CacheChoice
 from slimrt.cache.planner import Planner
 from slimrt.converter.quantize import OUT_TYPES, requantise, weight_type
@@ -31,7 +31,7 @@ from slimrt.folding.heads import keeping_heads, refusal, reordered
 from slimrt.folding.layers import Request, fold_model
 from slimrt.folding.lowrank import LATENT_MODE, check_heads
 from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, Stored, verdict
-from slimrt.modelfile.gguf import ModelData, array, check_room, float32, string, uint32, write_gguf
+from slimrt.modelfile.gguf import ModelData, array, check_room, float32, string, uint32, written_gguf
 from slimrt.modelfile.hub import located
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_files, source_hash
 from slimrt.modelfile.source import ModelSource
@@ -190,8 +190,8 @@ def convert(
                 model, cross, cross_type, spool, allow_lossy=allow_lossy, show_progress=show
             )
             metadata |= cross_fields(crossed, cross, cross_type)
-        model = model.with_metadata(metadata)
-        write_gguf(target, model, show_progress=show)
+        with written_gguf(target, model.with_metadata(metadata), show_progress=show) as written:
+            spared = find_delta(written, source, calibration, show_progress=show) if sparse else None
     shown = ", ".join(request.types)
     report = ConvertReport(
         target,
@@ -205,11 +205,10 @@ def convert(
         cross=tuple(crossed),
         before=before,
         after=Stored(weight_type(model), target.stat().st_size),
-        **_break_evens(target, layers),
+        sparse=spared,
+        n_ctx_train=int(core.plan(str(target))["n_ctx_train"]),
+        smaller_from=_break_evens(target, layers),
     )
-    if sparse:
-        ids = text_ids(runnable(source, show), None if calibration == "none" else calibration)
-        report = replace(report, sparse=find_delta(target, ids, show_progress=show))
     if compared is None:
         return report
     plain, ids = compared
@@ -217,14 +216,13 @@ def convert(
     return replace(report, verify=compare(plain, target, ids, type_name, show_progress=show))
 
 
-def _break_evens(target: Path, layers: list[LayerReport]) -> dict[str, Any]:
+def _break_evens(target: Path, layers: list[LayerReport]) -> dict[str, int | None]:
     """From which context the new file takes less memory than with plain caches, where weights were folded, as
-    `slimrt plan` counts; and the trained one."""
+    `slimrt plan` counts."""
     if not any(layer.weights for layer in layers):
         return {}
-    source = ModelSource(target, show_progress=False)
-    planner = Planner.of(source, None, 1, 512, None)
-    return {"smaller_from": planner.break_evens(CacheChoice.of(AUTO)), "n_ctx_train": source.n_ctx_train}
+    planner = Planner.of(ModelSource(target, show_progress=False), None, 1, 512, None)
+    return planner.break_evens(CacheChoice.of(AUTO))
 
 
 def _keep_v(known: Calibration, model: ModelData, share: float, outtype: str | None, show: bool) -> Calibration:

@@ -59,6 +59,11 @@ class Asked:
         return replace(self, cache=said.mode, **parts)
 
 
+def shown(cache: str | None) -> str:
+    """What a conversion is for, in messages."""
+    return "a conversion that names none" if cache is None else repr(cache)
+
+
 def checked(asked: Asked) -> Request:
     """The request that the arguments make.
 
@@ -72,9 +77,9 @@ def checked(asked: Asked) -> Request:
         raise ValueError("cache_type is of the rows of a cache, and this conversion is for none: name it too (--cache)")
     rank, residual_type = asked.rank, asked.residual_type
     if ((rank is not None and asked.cache != LATENT_MODE) or residual_type is not None) and asked.cache != "k+r":
-        raise ValueError(f"rank and residual_type are for cache 'k+r', not for {asked.cache!r}")
+        raise ValueError(f"rank and residual_type are for cache 'k+r', not for {shown(asked.cache)}")
     if asked.exact and asked.cache not in ("k", "v"):
-        raise ValueError(f"exact folds are those of cache 'k' and 'v', not of {asked.cache!r}")
+        raise ValueError(f"exact folds are those of cache 'k' and 'v', not of {shown(asked.cache)}")
     if asked.cache != "k+r":
         rank = None
     elif rank is not None and not isinstance(rank, Integral):
@@ -94,7 +99,7 @@ def checked(asked: Asked) -> Request:
 def _check_target(asked: Asked) -> None:
     for name in ("target_error", "target_bytes"):
         if getattr(asked, name) is not None and asked.cache not in (AUTO, LATENT_MODE):
-            raise ValueError(f"{name} is for cache '{AUTO}' and '{LATENT_MODE}', not for {asked.cache!r}")
+            raise ValueError(f"{name} is for cache '{AUTO}' and '{LATENT_MODE}', not for {shown(asked.cache)}")
     if asked.target_error is not None and asked.target_bytes is not None:
         raise ValueError("target_error and target_bytes were given: a conversion keeps within one or the other")
     if asked.target_error is not None and not 0 < asked.target_error < 1:
@@ -105,7 +110,7 @@ def _check_v_heads(asked: Asked) -> None:
     if not 0 <= asked.v_heads < 1:
         raise ValueError(f"v_heads must be at least 0 and below 1, a share of the heads, got {asked.v_heads}")
     if asked.v_heads and asked.cache not in ("k", "k+r"):
-        raise ValueError(f"v_heads is for cache 'k' and 'k+r', which compute V, not for {asked.cache!r}")
+        raise ValueError(f"v_heads is for cache 'k' and 'k+r', which compute V, not for {shown(asked.cache)}")
 
 
 def _types(asked: Asked) -> tuple[str, ...]:
@@ -141,10 +146,10 @@ def _levels(asked: Asked) -> str | None:
     parameters = (asked.bits, asked.share, asked.sinks)
     if asked.cache != LATENT_MODE:
         if asked.predict and asked.cache != AUTO:
-            raise ValueError(f"predict is for cache '{LATENT_MODE}' and '{AUTO}', not for {asked.cache!r}")
+            raise ValueError(f"predict is for cache '{LATENT_MODE}' and '{AUTO}', not for {shown(asked.cache)}")
         if any(one is not None for one in (*parameters, asked.group, asked.heads)):
             raise ValueError(
-                f"bits, share, sinks, group and heads are for cache '{LATENT_MODE}', not for {asked.cache!r}"
+                f"bits, share, sinks, group and heads are for cache '{LATENT_MODE}', not for {shown(asked.cache)}"
             )
         return None
     if asked.group not in (None, BLOCK):

@@ -14,11 +14,14 @@ import numpy as np
 from gguf import GGUFReader
 
 from slimrt.cache.config import CacheChoice
+from slimrt.converter.request import shown
 from slimrt.errors import CacheUnsupportedError
 from slimrt.folding.attention import Attention
+from slimrt.folding.calibrate import Text, text_ids
 from slimrt.folding.report import SparseReport
 from slimrt.measure.quality import compare_caches
 from slimrt.modelfile.gguf import ModelData
+from slimrt.modelfile.reading import runnable
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AUTO, SPARED
 
@@ -32,18 +35,19 @@ _SCORED = 512  # of each text
 def check_sparse(model: ModelData, attention: Attention, cache: str | None) -> None:
     """CacheUnsupportedError, ValueError: decoding in this mode would have nothing to skip, or no text to measure on."""
     if cache not in (*SPARED, AUTO):
-        raise ValueError(f"sparse is for cache {', '.join(SPARED)} and {AUTO}, not for {cache!r}")
+        raise ValueError(f"sparse is for cache {', '.join(SPARED)} and {AUTO}, not for {shown(cache)}")
     if attention.encoder_decoder:
         raise CacheUnsupportedError(f"sparse measures on a text, which says nothing beside an encoder ('{model.arch}')")
 
 
-def find_delta(path: Path, ids: np.ndarray | None, *, show_progress: bool) -> SparseReport:
+def find_delta(path: Path, origin: Path, calibration: Text, *, show_progress: bool) -> SparseReport:
     """Measure a converted file that has the key, and write the delta there: 0 where no delta changes little.
 
     Args:
-        path: the file, of modes in SPARED in every layer; changed in place, four bytes of it.
-        ids: int32 [n], a text; None: the model has no tokenizer.
+        path: the file, of modes in SPARED in every layer, before it takes its place: four bytes of it are changed.
+        origin: what it was converted from. calibration: the text to measure on. Errors as text_ids.
     """
+    ids = text_ids(runnable(origin, show_progress), None if calibration == "none" else calibration)
     source = ModelSource(path, show_progress=show_progress)
     window = min(_WINDOW, source.n_ctx_train)
     if ids is None or len(ids) < window:

@@ -160,8 +160,9 @@ class ConvertReport:
         target_error: what errors were kept within. target_bytes: what `long_bytes` of all layers were kept within.
         cross: one report a layer whose cross-attention was folded. sparse: what sparse_delta the file says.
         before, after: of the source, and of the new file.
+        n_ctx_train: tokens of context that the model was trained on.
         smaller_from: where weights were folded, the contexts from which the model takes less memory in all than with
-            plain caches, by their names, such as "kv q8", as slimrt.plan counts; None: never. n_ctx_train: the trained.
+            plain caches, by their names, such as "kv q8", as slimrt.plan counts; None: never.
     """
 
     path: Path

@@ -6,7 +6,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -179,6 +180,14 @@ def write_gguf(path: Path, model: ModelData, *, show_progress: bool) -> None:
     Raises:
         OSError: the disk is full, the folder is missing, ...; an old file at `path` is untouched.
     """
+    with written_gguf(path, model, show_progress=show_progress):
+        pass
+
+
+@contextmanager
+def written_gguf(path: Path, model: ModelData, *, show_progress: bool) -> Iterator[Path]:
+    """The same for who has something to do with the file before it takes its place: where it lies complete until
+    then."""
     needed = check_room(path, model)
     with written_beside(path) as partial:
         writer = GGUFWriter(partial, model.arch)
@@ -186,6 +195,7 @@ def write_gguf(path: Path, model: ModelData, *, show_progress: bool) -> None:
             _write(writer, model, needed, show_progress)
         finally:
             writer.close()
+        yield partial
 
 
 def _write(writer: GGUFWriter, model: ModelData, n_bytes: int, show_progress: bool) -> None:
