@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -80,6 +84,42 @@ def test_wrong_usage_is_one_sentence(run, tiny, arguments, said):
     code, out, err = run("generate", tiny, "-p", PROMPT, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("slimrt: error: ") and err.count("\n") == 1 and said in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--rank", 4), "for cache 'k+r', not for a conversion that names none"),
+        (("--exact",), "those of cache 'k' and 'v', not of a conversion that names none"),
+        (("--cache", "kv", "--bits", "2,4"), "for cache 'lowrank', not for 'kv'"),
+        (("--target-error", "1%", "--target-bytes", "6x"), "one or the other"),
+        (("--cache-type", "q8"), "this conversion is for none: name it too (--cache)"),
+        (("--cache", "k:q8", "--cache-type", "q4"), "leave one out"),
+    ],
+)
+def test_wrong_usage_of_convert(run, tmp_path, arguments, said):
+    """The same, so that there need be no model."""
+    code, out, err = run("convert", tmp_path / "none.gguf", "-o", tmp_path / "out.gguf", *arguments)
+    assert (code, out) == (2, "") and err.count("\n") == 1 and said in err
+
+
+def test_a_path_that_is_not_utf_8(run, tiny, tmp_path):
+    """One sentence, whatever reads the file; a link with another name is as good."""
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/m\xff.gguf")
+    shutil.copy(tiny, odd)
+    for words in (("generate", odd, "-p", PROMPT), ("inspect", odd), ("convert", odd, "-o", tmp_path / "out.gguf")):
+        code, out, err = run(*words)
+        assert (code, out) == (1, "") and "this path is not UTF-8" in err and err.count("\n") == 1
+    (tmp_path / "link.gguf").symlink_to(odd)
+    assert run("generate", tmp_path / "link.gguf", "-p", PROMPT, "-n", 1)[0] == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_help_that_a_full_disk_does_not_take():
+    with open("/dev/full", "w") as full:
+        for words in (["--help"], ["generate", "--help"], ["--version"]):
+            done = subprocess.run([sys.executable, "-m", "slimrt", *words], stdout=full, stderr=subprocess.PIPE)
+            assert (done.returncode, done.stderr) == (1, b"slimrt: error: No space left on device\n")
 
 
 def test_a_missing_model(run, tmp_path):

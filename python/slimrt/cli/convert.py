@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 
 import slimrt
-from slimrt.cli.common import Flags, complain, model_name, native_types, print_json, show_progress
+from slimrt.cli.common import Flags, complain, from_flags, model_name, native_types, print_json, show_progress
 from slimrt.cli.values import between, count, is_number, lower, parsed, positive
 from slimrt.errors import CacheUnsupportedError
 from slimrt.folding.report import ConvertReport
@@ -15,7 +16,7 @@ _NOT_VERIFIED = 3  # exit code: --verify, and the mode loses too much
 
 
 def add_flags(flags: Flags) -> None:
-    flags.checks.append(native_types)
+    flags.checks += [native_types, _check_cache]
     flags.twins = False  # what a file holds must not hang on the environment
     flags.model()
     flags.add("-o", "--output", "--out", required=True, metavar="OUT", help="the file to write")
@@ -97,11 +98,22 @@ def several(text: str) -> int | float | list[int | float]:
     return values if len(values) > 1 else values[0]
 
 
+def _check_cache(args: argparse.Namespace) -> None:
+    """Wrong usage where the flags about the cache do not go together, whatever the model. A target alone means auto."""
+    from slimrt.converter.request import Asked, checked
+
+    if args.cache is None and (args.target_error is not None or args.target_bytes is not None):
+        args.cache = "auto"
+    if "," in args.cache_type:
+        args.cache_type = args.cache_type.split(",")
+    names = {field.name for field in fields(Asked)} - {"lossy"}
+    asked = Asked(lossy=args.allow_lossy, **{name: getattr(args, name) for name in names})
+    from_flags(args, lambda: checked(asked.spelled_out()))
+
+
 def run(args: argparse.Namespace) -> int:
-    targeted = args.target_error is not None or args.target_bytes is not None
-    cache = "auto" if args.cache is None and targeted else args.cache
     try:
-        report = _convert(args, cache)
+        report = _convert(args)
     except CacheUnsupportedError as error:
         if args.verify is None:
             raise
@@ -114,12 +126,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _convert(args: argparse.Namespace, cache: str | None) -> ConvertReport:
+def _convert(args: argparse.Namespace) -> ConvertReport:
     return slimrt.convert(
         model_name(args),
         args.output,
-        cache=cache,
-        cache_type=args.cache_type.split(",") if "," in args.cache_type else args.cache_type,
+        cache=args.cache,
+        cache_type=args.cache_type,
         target_error=args.target_error,
         target_bytes=args.target_bytes,
         rank=args.rank,

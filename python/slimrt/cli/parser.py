@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -42,6 +43,13 @@ class Parser(argparse.ArgumentParser):
             prompt = self._action("--prompt")
             self.error(f"'{left[0]}' is one word too many{'; a text goes after -p' if prompt else ''}")
         return found
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Help, which argparse's own method gives up in silence where a disk is full."""
+        if file is sys.stdout:
+            file.write(message)
+        else:
+            super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument ((-\w+/)*--[\w-]+)\S*:", r"\1:", message)  # not every name

@@ -77,10 +77,12 @@ def located(path: str | os.PathLike[str], show_progress: bool | None = None) -> 
         DownloadError: no such repository, file or type, no access to it, no connection, no room.
         UnsupportedError: a URL, or a repository of nothing that slimrt reads.
         FileNotFoundError: a name without "hf://" whose first part is a folder here.
-        ValueError: "hf://" and no name of a repository after it.
+        ValueError: "hf://" and no name of a repository after it; or a path that is not UTF-8, as the engine has them.
     """
     text = re.sub("^hf:/+", "hf://", os.fspath(path))  # Path makes one slash of two
     if Path(text).exists():
+        if os.fsencode(text) != text.encode(errors="replace"):
+            raise ValueError(f"{text}: this path is not UTF-8 here: rename what it names, or give a link to it")
         return Path(text)
     if url := _URL.fullmatch(text):
         raise UnsupportedError(_about_url(url))
