@@ -14,6 +14,7 @@ import pytest
 import slimrt
 from conftest import GOLDEN
 from slimrt.modelfile.kept import kept
+from slimrt.plumbing.files import cache_directory, state_directory
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -36,6 +37,23 @@ def filled(cache, tmp_path):
     return cache
 
 
+def test_where_files_are_kept(tmp_path, monkeypatch, clean_environment):
+    """XDG's variables count if they are absolute. A user without a home keeps nothing and is told of no fault."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for said, folder in (("", ".cache"), ("odd/place", ".cache"), (str(tmp_path / "own"), "own")):
+        monkeypatch.setenv("XDG_CACHE_HOME", said)
+        assert cache_directory() == tmp_path / folder / "slimrt"
+    monkeypatch.setenv("XDG_STATE_HOME", "odd")
+    assert state_directory() == tmp_path / ".local/state/slimrt"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert kept() == [] and not cache_directory().exists()
+
+
 def names(cache: Path) -> set[str]:
     return {path.name.partition("-")[0] for path in cache.iterdir()}
 
@@ -51,6 +69,14 @@ def test_list(filled, run, tmp_path):
     assert "Hugging Face lies in its own cache" in out.splitlines()[-1]
     data = json.loads(run("cache", "list", "model", "--json")[1])
     assert data["folder"] == str(filled) and [one["source"] for one in data["files"]] == [str(tmp_path / "model")]
+
+
+def test_a_cache_that_cannot_be_made(cache, run, tmp_path):
+    """The way out is named, and so is what verbs there are."""
+    cache.write_text("no folder")
+    code, _, err = run("plan", shutil.copytree(GOLDEN / "llama_gqa_tied", tmp_path / "model"))
+    assert code == 1 and "SLIMRT_CACHE_DIR names another place" in err and str(cache) in err
+    assert run("cache", "--help")[1].startswith("usage: slimrt cache list|clear [NAME] [flags]\n")
 
 
 def test_an_empty_cache(cache, run):

@@ -24,7 +24,9 @@ _AGES = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "hours"), (60 * 2, 60, "mi
 
 
 def add_flags(flags: Flags) -> None:
-    flags.parser.add_argument("action", choices=("list", "clear"), help="list: what there is; clear: remove it")
+    flags.parser.add_argument(
+        "action", metavar="list|clear", choices=("list", "clear"), help="list: what there is; clear: remove it"
+    )
     flags.parser.add_argument("names", metavar="NAME", nargs="*", help="a file that list shows, its name before the "
                               "last dash, or what it was made from; none: all")  # fmt: skip
     flags.add("-y", "--yes", twin=False, action="store_true", help="remove without asking")

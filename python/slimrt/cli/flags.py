@@ -91,7 +91,8 @@ class Adder:
         needed = list[str]()
         for action in self.parser._actions:
             if not action.option_strings:
-                needed.append(f"[{action.metavar}]" if action.nargs == "?" and needed else str(action.metavar))
+                optional = action.nargs == "*" or action.nargs == "?" and needed
+                needed.append(f"[{action.metavar}]" if optional else str(action.metavar))
             elif action.required:
                 needed.append(f"{action.option_strings[0]} {action.metavar}")
         return " ".join([self.parser.prog, *needed, "[flags]"])

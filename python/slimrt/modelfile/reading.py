@@ -143,7 +143,11 @@ def cached_gguf(
         if on_warning:
             for warning in warnings:
                 on_warning(warning)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            told = f"{error.strerror}, and the converted model is kept there: SLIMRT_CACHE_DIR names another place"
+            raise OSError(error.errno, told, error.filename) from error
         note(
             f"converting {name} once, {format_bytes(check_room(target, model))} into {target.parent} (slimrt cache "
             "list shows it, SLIMRT_CACHE_DIR names another place)"

@@ -26,15 +26,26 @@ def is_ggml_bin(path: Path) -> bool:
 def cache_directory() -> Path:
     """Where converted models and what was measured of the machine are kept: $SLIMRT_CACHE_DIR, else slimrt in
     $XDG_CACHE_HOME, else ~/.cache/slimrt."""
-    own, xdg = os.environ.get("SLIMRT_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else (Path(xdg) if xdg else Path.home() / ".cache") / "slimrt"
+    own = os.environ.get("SLIMRT_CACHE_DIR")
+    return Path(own) if own else _base("XDG_CACHE_HOME", ".cache") / "slimrt"
 
 
 def state_directory() -> Path:
     """Where what a program leaves behind unasked is kept, such as a conversation that an error ended: slimrt in
     $XDG_STATE_HOME, else ~/.local/state/slimrt."""
-    xdg = os.environ.get("XDG_STATE_HOME")
-    return (Path(xdg) if xdg else Path.home() / ".local" / "state") / "slimrt"
+    return _base("XDG_STATE_HOME", ".local/state") / "slimrt"
+
+
+def _base(variable: str, usual: str) -> Path:
+    """A base directory: what the variable says, unless that is relative, which XDG wants ignored, else one in the
+    user's home. Of a user without any, as containers have them, it is one where nothing can be kept."""
+    said = Path(os.environ.get(variable, ""))
+    if said.is_absolute():
+        return said
+    try:
+        return Path.home() / usual
+    except RuntimeError:
+        return Path("/nonexistent") / usual
 
 
 def decode_text(data: bytes, name: str) -> str:
