@@ -229,6 +229,29 @@ def test_ctrl_c_shows_what_was_measured(run, tiny, monkeypatch, turns, lines):
     assert code == 130 and len(out.splitlines()) == (lines + 1 if lines else 0)
 
 
+@pytest.mark.parametrize("form", ["md", "csv", "json"])
+def test_ctrl_c_before_the_first_figure(run, tiny, monkeypatch, tmp_path, form):
+    """While a cache is loaded: there is nothing to write, and what an earlier run wrote stays."""
+    (out_file := tmp_path / f"speed.{form}").write_text("earlier")
+
+    def load(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("slimrt.cli.bench.load", load)
+    for output in ((), ("-o", out_file)):
+        assert run("bench", tiny, *QUICK, "--format", form, *output) == (130, "", "")
+    assert out_file.read_text() == "earlier"
+
+
+def test_caches_are_named_once(run, tiny, monkeypatch):
+    """A --cache beside --compare would be passed over."""
+    for verb, *more in (("bench",), ("perplexity", "-p", "a text")):
+        code, out, err = run(verb, tiny, *more, "--cache", "k", "--compare", "kv")
+        assert (code, out) == (2, "") and "leave --cache out" in err
+    monkeypatch.setenv("SLIMRT_CACHE", "K")  # a setting of all commands; what is typed wins
+    assert run("bench", tiny, *QUICK, "--compare", "kv")[0] == 0
+
+
 def test_help_and_twins(run, tiny, monkeypatch, known_bandwidth):
     assert "bench" in run("--help")[1] and "SLIMRT_" in run("bench", "--help")[1]
     for name, value in (("N_PROMPT", "0"), ("N_GEN", "2"), ("DEPTHS", "3,5"), ("REPETITIONS", "1"), ("JSON", "1")):

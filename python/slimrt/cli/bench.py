@@ -90,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
                 bench.measure(depth, update)
     except KeyboardInterrupt:  # what there is is worth showing
         code = 130
-    write_out(args.output, _text(bench, form))
+    if any(result.tok_s for result in bench.results):  # else the end came before the first figure
+        write_out(args.output, _text(bench, form))
     return code
 
 
@@ -310,8 +311,6 @@ def _text(bench: Bench, form: str) -> str:
     if form == "json":
         info = {key: bench.info.get(key) for key in ("architecture", "device", "n_threads", "n_ctx")}
         return as_json({"model": str(bench.source.path)} | info | {"results": rows}) + "\n"
-    if not rows:
-        return ""
     if form == "md":
         return _markdown(bench, rows) + "\n"
     out = io.StringIO()

@@ -146,6 +146,8 @@ class Flags(SamplingFlags):
 def check_cache_flags(args: argparse.Namespace) -> None:
     """Wrong usage where the flags of engine() do not go together, whatever the model."""
     native_types(args)
+    if getattr(args, "compare", None) is not None and args.cache != (os.environ.get("SLIMRT_CACHE") or AUTO).lower():
+        args.usage_error("--compare names the caches that are measured: leave --cache out, or name its cache there too")
     with heard(args.quiet):
         args.device = from_flags(args, lambda: resolve_device(args.device, args.gpu_layers))
     known_cache(args, cache_arguments(args))
