@@ -140,6 +140,20 @@ def test_a_conversation_goes_on(chat, tmp_path):
     assert code == 1 and "is not of this conversation" in err and len(json.loads(other.read_text())) == 6
 
 
+def test_a_system_message_beside_a_conversation(chat, tmp_path):
+    """What is typed takes the place of the file's; without it that one stays."""
+    saved = tmp_path / "chat.json"
+    for flags, systems in (
+        (("--system", "Be brief."), ["Be brief."]),
+        (("--load", saved), ["Be brief."]),
+        (("--load", saved, "--system", "Rhyme."), ["Rhyme."]),
+    ):
+        assert chat("hello\n", *flags, "--save", saved)[0] == 0
+        messages = json.loads(saved.read_text())
+        assert [one["content"] for one in messages if one["role"] == "system"] == systems
+    assert len(messages) == 7
+
+
 @pytest.mark.parametrize("content", ["no", "[]", '[{"role": "user"}]', '{"a": 1}', "[" * 100000, "\xff"])
 def test_no_conversation(chat, tmp_path, content):
     (tmp_path / "bad.json").write_bytes(content.encode("latin-1"))

@@ -102,6 +102,7 @@ def test_caches_with_commas_and_their_types(run, tiny, file):
         (("-p", TEXT, "--compare", "kv", "--plot", "picture.bmp"), 1, ".png, .svg, .pdf"),
         (("-p", TEXT, "--compare", "kv", "--plot", "/none/picture.png"), 1, "/none: no such directory"),
         (("-p", TEXT, "-f", "text.txt"), 2, "give one text"),
+        (("my texts/held out.txt",), 1, "my texts/held out.txt: no such file (a text that ends so is given with -p)"),
         (("-p", TEXT, "--plot", "a.png"), 2, "--plot belongs to --compare"),
         (("-p", TEXT, "--chunk", 2), 2, "--chunk belongs to --compare"),
         (("-p", TEXT, "--compare", "kv", "--stride", 2), 2, "--stride belongs to the plain perplexity"),

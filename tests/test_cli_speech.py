@@ -100,6 +100,7 @@ def test_silences_and_windows(whisper, wavs, capsys, tmp_path):
         (["--vad", "loud"], 2, "invalid choice"),
         (["--windows", "2", "--parallel", "2"], 2, "--parallel counts sounds"),
         (["--detect-language", "-o", str(tmp_path)], 2, "writes no files"),
+        (["--detect-language", "--clip-timestamps", "1"], 2, "leave --clip-timestamps out"),
     ]:  # fmt: skip
         try:
             assert main(["transcribe", model, long, *flags]) == code

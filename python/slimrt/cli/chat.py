@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         conversation = Conversation(model, args, interactive)
         if args.load:
             conversation.load(Path(args.load))
+            conversation.system = args.system or conversation.system
         if message is not None:
             conversation.say(message)
             return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -72,6 +73,8 @@ def _text(args: argparse.Namespace) -> str | Path:
     if args.prompt is not None:
         return str(args.prompt)
     if given and args.file is None and " " in given[0] and not os.path.exists(given[0]):
+        if re.search(r"\S\.\w{1,4}$", given[0]):  # its few words would be scored in place of what is in the file
+            raise FileNotFoundError(f"{given[0]}: no such file (a text that ends so is given with -p)")
         return str(given[0])
     if given:
         return Path(given[0])

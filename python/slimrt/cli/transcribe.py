@@ -118,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
     if args.detect_language:
         if args.output:
             args.usage_error("--detect-language prints a line a sound and writes no files: leave -o out")
+        if args.clip_timestamps:
+            args.usage_error("--detect-language hears the beginning of a sound: leave --clip-timestamps out")
         return _detect_languages(args)
     form, several = output_format(args, _FORMATS), len(args.audio) > 1
     if several and output_ending(args, _FORMATS):
