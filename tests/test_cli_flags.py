@@ -51,6 +51,8 @@ def test_errors_are_one_sentence(run, tiny, arguments, said):
         (("-ctk", "q5_1"), "cache type 'q5_1' is not supported"),
         (("--device", "tpu"), "supported: auto, cpu"),
         (("--rank", 4, "--cache", "kv"), "no layer has it: kv"),
+        (("--cache", "kv:q8", "--cache-type", "q4"), "says the type of its rows: leave --cache-type out"),
+        (("--cache", "kv:q8,kv:q4", "-ctk", "q4"), "says the type of its rows: leave --cache-type-k out"),
         (("--memory-limit", "lots"), "not a size"),
         (("--temp", -1), "--temp: must not be negative, got -1"),
         (("--temp", "inf"), "finite"),
@@ -153,6 +155,14 @@ def test_version_and_help(run):
     for verb in ("generate", "chat", "convert", "inspect", "plan", "perplexity", "doctor"):
         assert verb in run("--help")[1]
         assert "SLIMRT_" in run(verb, "--help")[1]
+
+
+def test_types_beside_a_cache_that_says_its_own(run, tiny, monkeypatch):
+    """Some layers may leave theirs open; and a setting of all commands stands behind what is typed."""
+    words = ("generate", tiny, "-p", PROMPT, "-n", 1, "--json", "--cache")
+    assert json.loads(run(*words, "kv:q8,kv", "--cache-type", "q4")[1])["cache"]["types"] == ["q8", "q4"]
+    monkeypatch.setenv("SLIMRT_CACHE_TYPE", "Q4")
+    assert json.loads(run(*words, "kv:q8")[1])["cache"]["types"] == ["q8", "q8"]
 
 
 def test_model_as_flag_or_in_the_environment(run, tiny, monkeypatch):

@@ -101,6 +101,9 @@ def test_silences_and_windows(whisper, wavs, capsys, tmp_path):
         (["--windows", "2", "--parallel", "2"], 2, "--parallel counts sounds"),
         (["--detect-language", "-o", str(tmp_path)], 2, "writes no files"),
         (["--detect-language", "--clip-timestamps", "1"], 2, "leave --clip-timestamps out"),
+        (["--detect-language", "--format", "srt"], 2, "leave --format srt out"),
+        (["--json", "--format", "srt"], 2, "--json and the format srt do not go together"),
+        (["--patience", "2"], 2, "patience=2.0 is about beams"),
     ]:  # fmt: skip
         try:
             assert main(["transcribe", model, long, *flags]) == code

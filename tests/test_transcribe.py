@@ -386,7 +386,9 @@ def test_unusable_sounds_and_options(path):
     with pytest.raises(UnsupportedError, match="does not know language 'fr'"):
         model.transcribe(sound((1.0, 0.3)), language="fr")
     for bad in ({"temperature": -1.0}, {"num_beams": 0}, {"max_initial_timestamp": -1.0}, {"temperature": ()},
-                {"patience": 0.0}, {"clip_timestamps": "x"}, {"clip_timestamps": "nan"}, {"length_penalty": np.nan},
+                {"patience": 0.0}, {"patience": 2.0}, {"length_penalty": 2.0}, {"best_of": 2, "temperature": 0.0},
+                {"num_beams": 2, "temperature": 0.4}, {"clip_timestamps": "x"}, {"clip_timestamps": "nan"},
+                {"length_penalty": np.nan},
                 {"logprob_threshold": np.nan}, {"suppress_tokens": [-2]}, {"suppress_tokens": [10**6]},
                 {"clip_timestamps": [2, 1]}, {"clip_timestamps": [-1]},
                 {"clip_timestamps": [1], "skip_silence": True}):  # fmt: skip

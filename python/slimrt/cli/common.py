@@ -146,11 +146,27 @@ class Flags(SamplingFlags):
 def check_cache_flags(args: argparse.Namespace) -> None:
     """Wrong usage where the flags of engine() do not go together, whatever the model."""
     native_types(args)
-    if getattr(args, "compare", None) is not None and args.cache != (os.environ.get("SLIMRT_CACHE") or AUTO).lower():
-        args.usage_error("--compare names the caches that are measured: leave --cache out, or name its cache there too")
+    _check_said_twice(args)
     with heard(args.quiet):
         args.device = from_flags(args, lambda: resolve_device(args.device, args.gpu_layers))
     known_cache(args, cache_arguments(args))
+
+
+def _check_said_twice(args: argparse.Namespace) -> None:
+    """Wrong usage where a flag that was typed would be passed over for what another one says of the cache."""
+
+    def typed(name: str) -> bool:
+        value, twin = getattr(args, name), os.environ.get(f"SLIMRT_{name.upper()}", "")
+        return value not in (None, AUTO, twin.lower())
+
+    if getattr(args, "compare", None) is not None:
+        if typed("cache"):
+            args.usage_error("--compare names the caches that are measured: leave --cache out, or name its cache there")
+        return
+    configs = from_flags(args, lambda: [CacheConfig.parse(one) for one in args.cache.split(",")])
+    for name in ("cache_type", "cache_type_k", "cache_type_v"):
+        if typed(name) and all(config.type != AUTO for config in configs):
+            args.usage_error(f"--cache {args.cache} says the type of its rows: leave --{name.replace('_', '-')} out")
 
 
 def known_cache(args: argparse.Namespace, arguments: CacheOptions) -> CacheChoice:
@@ -283,6 +299,8 @@ def output_format(args: argparse.Namespace, formats: Sequence[str]) -> str:
     programs have it, or they disagree."""
     if args.output in formats:
         args.usage_error(f"-o names what to write to; a format is --format {args.output}")
+    if args.json and args.format not in (None, "json"):
+        args.usage_error(f"--json and the format {args.format} do not go together")
     ending, asked = output_ending(args, formats), "json" if args.json else args.format
     if ending and asked and ending != asked:
         args.usage_error(f"-o {args.output} and the format {asked} do not go together")

@@ -118,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
     if args.detect_language:
         if args.output:
             args.usage_error("--detect-language prints a line a sound and writes no files: leave -o out")
+        if args.format not in (None, "txt", "json"):
+            args.usage_error(f"--detect-language prints a line a sound, or --json: leave --format {args.format} out")
         if args.clip_timestamps:
             args.usage_error("--detect-language hears the beginning of a sound: leave --clip-timestamps out")
         return _detect_languages(args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from slimrt.cli import text2text
-from slimrt.cli.common import Flags
+from slimrt.cli.common import Flags, from_flags
 from slimrt.generation.options import PENALTIES
 from slimrt.generation.text2text import prefixed
 
@@ -20,6 +20,7 @@ def add_flags(flags: Flags) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from_flags(args, lambda: prefixed("", args.source, args.target))
     if args.num_beams is None:
         penalised = any(getattr(args, name) != none for name, none in PENALTIES.items())
         args.num_beams = _NUM_BEAMS if args.temp == 0 and not penalised and not args.stop else 1

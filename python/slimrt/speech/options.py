@@ -118,13 +118,27 @@ class Transcription:
         if self.language is not None:
             object.__setattr__(self, "language", code_of(self.language))  # frozen for others
         self._check_clips()
+        self._check_search()
         if self.batch_size is not None and whole("batch_size", self.batch_size) < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
-        if not self.temperatures or not all(0 <= one < inf for one in self.temperatures):
-            raise ValueError(f"temperature must be 0 or more, or several of these, got {self.temperature}")
         check_seed(self.seed)
         for name in ("on_progress", "on_segment", "on_result"):
             check_function(name, getattr(self, name))
+
+    def _check_search(self) -> None:
+        """Temperatures that there are, and nothing that none of them makes use of."""
+        if not self.temperatures or not all(0 <= one < inf for one in self.temperatures):
+            raise ValueError(f"temperature must be 0 or more, or several of these, got {self.temperature}")
+        if self.num_beams > 1 and 0.0 not in self.temperatures:
+            raise ValueError(f"num_beams={self.num_beams} search at temperature 0, and none of {self.temperature} is 0")
+        if self.best_of > 1 and max(self.temperatures) == 0:
+            raise ValueError(
+                f"best_of={self.best_of} texts are drawn at temperatures above 0: give one with temperature"
+            )
+        if self.patience != 1 and self.num_beams == 1:
+            raise ValueError(f"patience={self.patience} is about beams: give num_beams too")
+        if self.length_penalty != 1 and max(self.num_beams, self.best_of) == 1:
+            raise ValueError(f"length_penalty={self.length_penalty} compares texts: give num_beams or best_of too")
 
     def _check_clips(self) -> None:
         times = self._clip_times()
