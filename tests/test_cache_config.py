@@ -78,6 +78,8 @@ def test_kinds_of_arguments():
         CacheConfig("k+r", rank=1.5)
     with pytest.raises(ValueError, match="rank must not be negative"):
         CacheConfig("k+r", rank=-1)
+    with pytest.raises(TypeError, match="allow_lossy must be true or false, got 'no'"):  # it would insist
+        CacheChoice.of("k", allow_lossy="no")
     with pytest.raises(TypeError, match="a cache is a mode"):
         CacheChoice.of(["kv", 3])
     for nothing in ([], None, 3):

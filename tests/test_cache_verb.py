@@ -77,6 +77,8 @@ def test_a_cache_that_cannot_be_made(cache, run, tmp_path):
     code, _, err = run("plan", shutil.copytree(GOLDEN / "llama_gqa_tied", tmp_path / "model"))
     assert code == 1 and "SLIMRT_CACHE_DIR names another place" in err and str(cache) in err
     assert run("cache", "--help")[1].startswith("usage: slimrt cache list|clear [NAME] [flags]\n")
+    code, _, err = run("cache")
+    assert code == 2 and "are required: list|clear (" in err
 
 
 def test_an_empty_cache(cache, run):

@@ -140,6 +140,12 @@ def test_a_conversation_goes_on(chat, tmp_path):
     assert code == 1 and "is not of this conversation" in err and len(json.loads(other.read_text())) == 6
 
 
+def test_options_that_do_not_go_together(chat):
+    """They are wrong usage, and not what every message is answered with."""
+    code, answers, err = chat("hello\n", "--mirostat", 2, "--top-k", 5)
+    assert (code, answers) == (2, []) and "top_k=5 does not go with mirostat=2" in err
+
+
 def test_a_system_message_beside_a_conversation(chat, tmp_path):
     """What is typed takes the place of the file's; without it that one stays."""
     saved = tmp_path / "chat.json"

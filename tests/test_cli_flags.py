@@ -77,6 +77,8 @@ def test_errors_are_one_sentence(run, tiny, arguments, said):
         (("--sparse-threshold", "1"), "below 1"),
         (("-m", "other.gguf"), "one model"),
         (("-hff", "x.gguf"), "-hff names a file of a repository"),
+        (("--keep", 4), "n_keep=4 says what a shifted context keeps"),
+        (("--mirostat", 2, "--top-k", 5), "top_k=5 does not go with mirostat=2"),
         (("extra",), "'extra' is one word too many"),
         (("--stop",), "--stop: expected one argument"),
     ],
@@ -241,7 +243,7 @@ def test_answers_and_beams_in_the_command(run, tiny):
     code, out, err = run(*text, "--answers", 2, "--save-session", "s")
     assert (code, out) == (2, "") and "no --answers" in err
     code, out, err = run(*text, "--num-beams", 2, "--temp", 0.5)
-    assert (code, out) == (1, "") and "temperature=0.5 does not go with num_beams=2" in err
+    assert (code, out) == (2, "") and "temperature=0.5 does not go with num_beams=2" in err
 
 
 def test_logprobs_in_json(run, tiny):

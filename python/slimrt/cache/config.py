@@ -22,7 +22,7 @@ from slimrt.modes import (
     check_type,
     default_residual,
 )
-from slimrt.plumbing.arguments import real, unknown, whole
+from slimrt.plumbing.arguments import check_switch, real, unknown, whole
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,8 @@ class CacheChoice:
         if delta != AS_STORED and not 0 <= delta < 1:
             raise ValueError(f"sparse_delta must be at least 0 and below 1, or 'auto', got {delta}")
         cross = CrossConfig(options.get("cross", AUTO), options.get("cross_type", AUTO), options.get("n_source", 0))
-        return cls(tuple(configs), type_k, type_v, threshold, cross, options.get("allow_lossy", False), delta)
+        check_switch("allow_lossy", allow_lossy := options.get("allow_lossy", False))
+        return cls(tuple(configs), type_k, type_v, threshold, cross, allow_lossy, delta)
 
     @property
     def uniform(self) -> CacheConfig | None:

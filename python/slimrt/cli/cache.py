@@ -27,8 +27,8 @@ def add_flags(flags: Flags) -> None:
     flags.parser.add_argument(
         "action", metavar="list|clear", choices=("list", "clear"), help="list: what there is; clear: remove it"
     )
-    flags.parser.add_argument("names", metavar="NAME", nargs="*", help="a file that list shows, its name before the "
-                              "last dash, or what it was made from; none: all")  # fmt: skip
+    flags.parser.add_argument("names", metavar="NAME", nargs="*", default=[], help="a file that list shows, its name "
+                              "before the last dash, or what it was made from; none: all")  # fmt: skip
     flags.add("-y", "--yes", twin=False, action="store_true", help="remove without asking")
     flags.output()
 

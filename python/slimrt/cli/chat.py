@@ -10,8 +10,9 @@ from typing import Any
 
 from slimrt.cli.chat_commands import HINT, Commands
 from slimrt.cli.chat_input import Entered, Reader
-from slimrt.cli.common import Flags, model_source, note, open_model, sentence
+from slimrt.cli.common import Flags, check_options, model_source, note, open_model, sentence
 from slimrt.cli.conversation import Conversation
+from slimrt.cli.sampling import constraint_arguments, sampling_arguments
 from slimrt.errors import SlimrtError
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import check_target, decode_text
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     message = _one_message(args)
     if args.save:
         _check_save(args)
+    check_options(args, sampling_arguments(args) | constraint_arguments(args))
     _try_template(args, source)
     with open_model(args, source, args.ctx or 0) as model:
         interactive = message is None and sys.stdin.isatty()

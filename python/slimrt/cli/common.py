@@ -25,6 +25,7 @@ from slimrt.cli.values import (
     size,
 )
 from slimrt.errors import SlimrtError
+from slimrt.generation.options import Options
 from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AUTO, CACHE_TYPES, FASTEST, MODES, RESIDUAL_MODE
@@ -185,6 +186,20 @@ def from_flags(args: argparse.Namespace, make: Callable[[], Made]) -> Made:
     except (SlimrtError, ValueError) as error:
         args.usage_error(sentence(error))
         raise
+
+
+def check_options(args: argparse.Namespace, options: dict[str, Any]) -> None:
+    """Wrong usage where options of a text do not go together, whatever the model.
+
+    Raises:
+        UnsupportedError, GrammarError: one that cannot be had at all.
+    """
+    try:
+        Options(**options)
+    except SlimrtError:
+        raise
+    except ValueError as error:
+        args.usage_error(sentence(error))
 
 
 def native_types(args: argparse.Namespace) -> None:

@@ -11,12 +11,11 @@ from typing import Any
 
 from slimrt.cache.config import kinds
 from slimrt.cache.planner import whole_blocks
-from slimrt.cli.common import Flags, model_source, note, open_model, print_json
+from slimrt.cli.common import Flags, check_options, model_source, note, open_model, print_json
 from slimrt.cli.flags import Collect
 from slimrt.cli.sampling import constraint_arguments, sampling_arguments
 from slimrt.cli.values import count, positive, real, whole
 from slimrt.generation.generate import Stream
-from slimrt.generation.options import Options
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import check_target, decode_text
 from slimrt.plumbing.units import format_bytes
@@ -70,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.save_session:
         _check_session_file(Path(args.save_session), source, args.force)
     options = _options(args)
-    Options(**options)  # what does not go together is said before the model is loaded
+    check_options(args, options)  # before the model is loaded
     if _are_several(args, prompts):
         return _several(args, source, prompts, options)
     prompt = prompts[0]
