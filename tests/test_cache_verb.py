@@ -52,6 +52,8 @@ def test_where_files_are_kept(tmp_path, monkeypatch, clean_environment):
 
     monkeypatch.setattr(Path, "home", no_home)
     assert kept() == [] and not cache_directory().exists()
+    with pytest.raises(OSError, match="SLIMRT_CACHE_DIR names another place"):
+        slimrt.ModelSource(GOLDEN / "llama_gqa_tied", show_progress=False)
 
 
 def names(cache: Path) -> set[str]:

@@ -45,7 +45,7 @@ def _base(variable: str, usual: str) -> Path:
     try:
         return Path.home() / usual
     except RuntimeError:
-        return Path("/nonexistent") / usual
+        return Path(os.devnull) / usual  # where not even root makes a folder
 
 
 def decode_text(data: bytes, name: str) -> str:
