@@ -165,7 +165,7 @@ def test_a_file_for_kivi_says_its_levels(convert, tmp_path):
         ({"cache": "kivi", "cache_type": "q2+predict"}, ValueError, "latents of V, and cache mode 'kivi' has none"),
         ({"cache": "lowrank", "cache_type": "q2+eager+predict"}, ValueError, "before there are stored keys"),
         ({"cache": "kv", "group": 32}, ValueError, "are for cache 'lowrank', not for 'kv'"),
-        ({"heads": 2}, ValueError, "are for cache 'lowrank', not for None"),
+        ({"heads": 2}, ValueError, "are for cache 'lowrank', not for a conversion that names none"),
         ({"cache": "k+r", "rank": 0.5}, ValueError, "must be a whole number, the width of its residual, got 0.5"),
         ({"cache": "k+r", "rank": [4, 8]}, ValueError, "must be a whole number"),
         ({"cache": "kivi", "rank": 4}, ValueError, "rank and residual_type are for cache 'k+r', not for 'kivi'"),

@@ -188,7 +188,7 @@ def test_the_command_says_the_least(run, tmp_path):
         ({"cache": "auto", "target_error": 0.1, "target_bytes": 600}, "keeps within one or the other"),
         ({"cache": "kv", "target_error": 0.1}, "target_error is for cache 'auto' and 'lowrank', not for 'kv'"),
         ({"cache": "kivi", "target_bytes": 600}, "target_bytes is for cache 'auto' and 'lowrank', not for 'kivi'"),
-        ({"target_bytes": 600}, "not for None"),
+        ({"target_bytes": 600}, "not for a conversion that names none"),
         ({"cache": "lowrank", "target_error": 1}, "target_error must be above 0 and below 1, got 1"),
         ({"cache": "lowrank", "target_bytes": "few"}, "such as 8x; got 'few'"),
         ({"cache": "lowrank", "target_error": 0.1, "bits": 2}, "make the levels that a target chooses"),

@@ -326,7 +326,7 @@ def test_weights_in_blocks_of_several_heads(tmp_path):
         ({"cache": "k", "v_heads": -0.1}, ValueError, "at least 0"),
         ({"cache": "kv", "v_heads": 0.25}, ValueError, "'k' and 'k\\+r'.*'kv'"),
         ({"cache": "auto", "v_heads": 0.25}, ValueError, "'k' and 'k\\+r'.*'auto'"),
-        ({"v_heads": 0.25}, ValueError, "not for None"),
+        ({"v_heads": 0.25}, ValueError, "not for a conversion that names none"),
         ({"cache": "k", "v_heads": 0.25, "calibration": "none"}, slimrt.UnsupportedError, "a text"),
     ],
 )
