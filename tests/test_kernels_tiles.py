@@ -55,6 +55,21 @@ def test_codes_are_multiplied_as_bf16(type_name, isa):
 
 
 @each_isa
+@pytest.mark.parametrize("type_name", ["q5_0", "q3_k"])  # others are left to AVX-512
+def test_interleaved_rows_are_multiplied_as_bf16(type_name, isa):
+    for blocks, (tokens, rows) in enumerate([(128, 16), (129, 32), (513, 144), (70, 112)]):
+        k = block_size(type_name) * (1 + 2 * blocks)
+        raw, weight = random_weight(type_name, rows, k, seed=rows)
+        held, sides = ops.interleave(type_name, raw.reshape(-1), k)
+        x = np.random.default_rng(tokens).normal(size=(tokens, k)).astype(np.float32)
+        got = ops.linear(x, sides, held, rows, None, isa, 1 + blocks % 2)
+        lowest = np.abs(weight).max()  # a code and a minimum cancel, in float32
+        size = np.abs(x).astype(np.float64) @ (np.abs(weight.T) + lowest * 64 * EPS)
+        error = got - x.astype(np.float64) @ weight.T
+        assert (np.abs(error) <= (2.0**-7 + 2.0**-16 + (k + 4) * EPS) * size).all(), (tokens, rows)
+
+
+@each_isa
 @pytest.mark.parametrize("type_name", ["f16", "bf16", "q8_0", "q4_k"])
 def test_numbers_that_are_none_stay_in_their_row(type_name, isa):
     raw, weight = random_weight(type_name, 33, 512, seed=3)

@@ -246,14 +246,10 @@ def logits_of(path: Path, stored: str, dequantised: bool = False) -> np.ndarray:
         return model.logits([3, 40, 41, 50, 7])
 
 
-@pytest.mark.parametrize("stored", ["Q4_1", "Q5_1"])
-def test_types_without_a_product_are_unpacked(stored, tmp_path):
-    """The values of their blocks, rounded to float16, multiply like those of a float32 file."""
-    got, wanted = logits_of(tmp_path / "q", stored), logits_of(tmp_path / "f", stored, dequantised=True)
-    assert np.abs(got - wanted).max() < 5e-3 * np.abs(wanted).max()
+SIDE_BY_SIDE = ["Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K"]
 
 
-@pytest.mark.parametrize("stored", ["Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", "TQ1_0", "TQ2_0", *GRIDS])
+@pytest.mark.parametrize("stored", ["Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", "TQ1_0", "TQ2_0", *SIDE_BY_SIDE, *GRIDS])
 def test_types_with_a_product_multiply_as_their_values_do(stored, tmp_path):
     """But for the rounding of activations to int8."""
     got, wanted = logits_of(tmp_path / "q", stored), logits_of(tmp_path / "f", stored, dequantised=True)
@@ -268,6 +264,37 @@ def test_ternary_weights_are_held_in_two_bits(tmp_path):
     matrices = [t for _, (kind, t) in core.GgufFile(str(tmp_path / "TQ2_0")).tensors().items() if kind == "tq2_0"]
     bytes_ = sum(rows * cols // 256 * 66 for rows, cols in matrices)
     assert plans[0]["weights"] == plans[1]["weights"] + bytes_
+
+
+@pytest.mark.parametrize("stored", SIDE_BY_SIDE)
+def test_rows_side_by_side_take_what_they_take_in_the_file(stored, tmp_path, run):
+    """But for tokens' rows, which are no multiple of 16, and are held as they were: q8_0, q6_k, or f16."""
+    path = write_tiny(tmp_path / "m", d=256, d_ff=512, stored=stored)  # heads of 64
+    file = core.GgufFile(str(path))
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[stored]]
+    otherwise = {"Q5_0": 34 / 32, "Q3_K": 210 / 256}.get(stored, 2)
+    matrices = [shape for name, (_, shape) in file.tensors().items() if not name.endswith("norm.weight")]
+    sizes = [rows * cols * (size / block if rows % 16 == 0 else otherwise) for rows, cols in matrices]
+    assert len({rows % 16 == 0 for rows, _ in matrices}) == 2
+    assert core.plan(str(path))["weights"] == sum(sizes)
+    report = json.loads(run("inspect", path, "--json")[1])
+    assert sum(tensor["held_bytes"] for tensor in report["tensors"] if "held_as" in tensor) == sum(sizes)
+    with slimrt.Model(path, n_ctx=64, progress=False) as model:
+        assert model.memory()["weights"] == sum(sizes)
+
+
+def test_heads_that_are_no_sixteens_of_rows_lie_as_before(tmp_path):
+    """Q, K and V are read head by head, elsewhere and in other modes: of heads of 8 they are unpacked to f16."""
+    got = [logits_of(tmp_path / str(dequantised), "Q4_1", dequantised) for dequantised in (False, True)]  # 4 heads of 8
+    assert rms(got[0] - got[1]) < 0.03 * rms(got[1])
+    of_file = {name: shape for name, (_, shape) in core.GgufFile(str(tmp_path / "False")).tensors().items()}
+    unpacked = [name for name in of_file if name.split(".")[-2] in ("attn_q", "attn_k", "attn_v", "token_embd")]
+    sizes = {
+        name: rows * cols * (2 if name in unpacked else 20 / 32)
+        for name, (rows, cols) in of_file.items()
+        if not name.endswith("norm.weight")
+    }
+    assert len(unpacked) == 7 and core.plan(str(tmp_path / "False"))["weights"] == sum(sizes.values())
 
 
 @pytest.mark.parametrize("stored", GRIDS)

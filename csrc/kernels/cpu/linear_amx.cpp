@@ -8,12 +8,14 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 
 /// planes: how many bf16 a weight is, x_planes: an activation. min_tokens: from which on tiles are faster,
-/// although more is unpacked; of floats also from which on others round too, and more.
-template <FillTiles fill, class Block, int64_t block, int planes, int x_planes, int64_t min_tokens>
+/// although more is unpacked; of floats also from which on others round too, and more. interleaved: rows side
+/// by side.
+template <FillTiles fill, class Block, int64_t block, int planes, int x_planes, int64_t min_tokens,
+          int64_t interleaved = 1>
 static constexpr LinearKernel with_tiles(DType type) {
     const auto product = [](const void* w, size_t w_stride, int64_t n_rows, const void* x, size_t x_stride,
                             int64_t n_tokens, int64_t k, float* out, size_t out_stride, Access) {
-        const TileSource source{fill, block, sizeof(Block)};
+        const TileSource source{fill, block, sizeof(Block), interleaved};
         tile_product<planes, x_planes, Tiles>({source, static_cast<const uint8_t*>(w), nullptr, w_stride,
                                                n_rows, static_cast<const uint8_t*>(x), x_stride, n_tokens, k,
                                                out, out_stride});
@@ -24,10 +26,11 @@ static constexpr LinearKernel with_tiles(DType type) {
 
 template <class Weight>
 static constexpr LinearKernel coded_tiles(DType type) {
-    return with_tiles<fill_from_codes<Weight>, typename Weight::Block, Weight::block, 1, 1, 64>(type);
+    constexpr int64_t rows = is_interleaved<Weight> ? interleaved_rows : 1;
+    return with_tiles<fill_from_codes<Weight>, typename Weight::Block, Weight::block, 1, 1, 64, rows>(type);
 }
 
-/// The types of IQ2 and IQ3 are rare, and left to AVX-512: a wheel would feel them.
+/// The types of IQ2 and IQ3, Q2_K, Q4_1 and Q5_1 are rare, and left to AVX-512: a wheel would feel them.
 const LinearKernel linear_kernels[] = {
     with_tiles<fill_from_halves, Half, 1, 2, 2, WidePairs::min_tokens>(DType::F16),
     with_tiles<fill_from_brains, Brain, 1, 1, 2, WidePairs::min_tokens>(DType::BF16),
@@ -40,6 +43,8 @@ const LinearKernel linear_kernels[] = {
     coded_tiles<WeightIQ4_XS>(DType::IQ4_XS),
     coded_tiles<WeightMXFP4>(DType::MXFP4),
     coded_tiles<WeightTQ2_0>(DType::TQ2_0),
+    coded_tiles<Interleaved<WeightQ5_0>>(DType::Q5_0_R16),
+    coded_tiles<Interleaved<WeightQ3_K>>(DType::Q3_K_R16),
     {0, 0, nullptr, nullptr, nullptr},
 };
 

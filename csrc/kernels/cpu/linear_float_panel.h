@@ -151,8 +151,10 @@ static void float_product(const void* weights, size_t w_stride, int64_t n_rows, 
     if (n_tokens >= float_panel_min) {
         r = float_product_by_panels<Stored, float_panel_vectors>(w, w_stride, r, n_rows, x, x_stride,
                                                                  n_tokens, k, out, out_stride);
-        r = float_product_by_panels<Stored, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
-                                               out_stride);
+        if constexpr (__is_same(Stored,
+                                float))  // as of heads of 80: other rows are of whole weights, which end so
+            r = float_product_by_panels<Stored, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
+                                                   out_stride);
     }
     r = float_product_by_rows<Stored, float_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
                                                   out_stride, access);

@@ -332,7 +332,7 @@ template <class Weight, int R>
 static int64_t product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
                                const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,
                                size_t out_stride, Access access) {
-    constexpr int max_tile = large<Weight> ? 2 : 1;
+    constexpr int max_tile = large<Weight> && R == dot_rows ? 2 : 1;  // else the few rows that are left
     static constexpr RowProduct tiles[] = {row_product<Weight, R, 1>, row_product<Weight, R, max_tile>};
     const int64_t n_tiles = (n_tokens + max_tile - 1) / max_tile;
     const int64_t end_row = n_rows - (n_rows - first) % R, step = n_tiles == 1 ? end_row - first : R;

@@ -95,7 +95,7 @@ static void fill_from_codes(const RowsAt& from, int64_t n, TileColumn to) {
     for (int64_t b = 0; b < n / Weight::block; ++b) {
         TileCodes<Weight> codes{to, {}, {}};
         codes.to.to += b * Weight::block / 2 * tile_bytes;
-        unpack(RowsAt{from(0) + b * sizeof(typename Weight::Block), from.stride},
+        unpack(blocks_at<Weight>(from(0), from.stride, 0, b),
                static_cast<const typename Weight::Block*>(nullptr), codes);
     }
 }
@@ -126,9 +126,11 @@ static void fill_from_brains(const RowsAt& from, int64_t n, TileColumn to) {
 /// How the rows of a type lie in memory, and become tiles.
 struct TileSource {
     FillTiles fill;
-    int64_t block, block_bytes;
+    int64_t block, block_bytes, interleaved;  // so many rows side by side, or 1
 
     int64_t bytes(int64_t n) const { return n / block * block_bytes; }
+    /// Where element i of the first of such rows is.
+    int64_t offset(int64_t i) const { return interleaved * bytes(i); }
 };
 
 /// Up to 32 rows of up to 256 elements.
@@ -314,8 +316,9 @@ static void tile_panel_product(const TilePanel<planes>& panel, TileProducts<Tile
                                                  first > 0, sums[t]);
         const int64_t upto = least((t + at_once) * work.n_rows / work.n_tokens, work.n_rows);
         for (int64_t r = t * work.n_rows / work.n_tokens; r < upto; ++r) {
-            const uint8_t* const next = work.next + r * work.w_stride;
-            for (int64_t i = 0; i < work.source.bytes(n); i += 64) __builtin_prefetch(next + i, 0, 2);
+            const int64_t beside = r % work.source.interleaved, bytes = work.source.bytes(n);
+            const uint8_t* const next = work.next + (r - beside) * work.w_stride + beside * bytes;
+            for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
         }
     }
 }
@@ -341,8 +344,8 @@ static void tile_product(const TileWork& all) {
                                of_all = last && first + Panel::elements >= all.k;
                     const int64_t next_row = of_all ? row + sums.rows : last ? row : row + r + Panel::rows;
                     const int64_t next_first = of_all ? 0 : last ? first + Panel::elements : first;
-                    work.next = all.w + next_row * all.w_stride + all.source.bytes(next_first);
-                    panel.fill(all.source, work.w + all.source.bytes(first), all.w_stride, work.n_rows,
+                    work.next = all.w + next_row * all.w_stride + all.source.offset(next_first);
+                    panel.fill(all.source, work.w + all.source.offset(first), all.w_stride, work.n_rows,
                                least(all.k - first, Panel::elements));
                     tile_panel_product<planes, x_planes>(panel, &products, work, first,
                                                          sums.at[r / Panel::rows]);
