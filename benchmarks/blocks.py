@@ -42,6 +42,26 @@ def q5_0(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
     return blocks.reshape(rows, -1)
 
 
+def q4_1(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
+    """32 elements, d * (0..15) + m: f16 d, f16 m, which centres them on 0, 16 bytes."""
+    blocks = rng.integers(0, 256, (rows, cols // 32, 20), np.uint8)
+    d = _UNIFORM / 16 / cols**0.5
+    blocks[..., :2], blocks[..., 2:4] = _f16(d), _f16(-7.5 * d)
+    return blocks.reshape(rows, -1)
+
+
+def q2_k(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
+    """256 elements, d * scale * (0..3) - dmin * min: 16 bytes of a scale and a min of 4 bits, 64 of codes, f16 d, dmin.
+
+    min equals scale and dmin is 1.5 d, which centres each sub-block on 0.
+    """
+    blocks = rng.integers(0, 256, (rows, cols // 256, 84), np.uint8)
+    blocks[..., :16] = 17 * rng.integers(8, 16, (rows, cols // 256, 16), np.uint8)
+    d = _UNIFORM / 4 / 11.7 / cols**0.5  # 11.7: root mean square of 8..15
+    blocks[..., 80:82], blocks[..., 82:] = _f16(d), _f16(1.5 * d)
+    return blocks.reshape(rows, -1)
+
+
 def q3_k(rng: np.random.Generator, rows: int, cols: int) -> Bytes:
     """256 elements, d * (-32..31) * (-4..3): 32 bytes of third bits, 64 of the others, 16 scales of 6 bits, f16 d."""
     blocks = rng.integers(0, 256, (rows, cols // 256, 110), np.uint8)
@@ -96,6 +116,8 @@ TYPES: dict[gguf.GGMLQuantizationType, Callable[[np.random.Generator, int, int],
     gguf.GGMLQuantizationType.Q8_0: q8_0,
     gguf.GGMLQuantizationType.Q4_0: q4_0,
     gguf.GGMLQuantizationType.Q5_0: q5_0,
+    gguf.GGMLQuantizationType.Q4_1: q4_1,
+    gguf.GGMLQuantizationType.Q2_K: q2_k,
     gguf.GGMLQuantizationType.Q3_K: q3_k,
     gguf.GGMLQuantizationType.Q4_K: q4_k,
     gguf.GGMLQuantizationType.Q6_K: q6_k,

@@ -66,6 +66,8 @@ WEIGHTS = {
     "q8_0": (gguf.LlamaFileType.MOSTLY_Q8_0, Type.Q8_0),
     "q4_0": (gguf.LlamaFileType.MOSTLY_Q4_0, Type.Q4_0),
     "q5_0": (gguf.LlamaFileType.MOSTLY_Q5_0, Type.Q5_0),
+    "q4_1": (gguf.LlamaFileType.MOSTLY_Q4_1, Type.Q4_1),
+    "q2_k": (gguf.LlamaFileType.MOSTLY_Q2_K, Type.Q2_K),
     "q3_k": (gguf.LlamaFileType.MOSTLY_Q3_K_S, Type.Q3_K),
     "q4_k_m": (gguf.LlamaFileType.MOSTLY_Q4_K_M, Type.Q4_K),
     "f16": (gguf.LlamaFileType.MOSTLY_F16, Type.F16),

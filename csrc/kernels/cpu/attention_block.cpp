@@ -12,7 +12,8 @@ template <int Q, class Rows>
 void score(Queries q, const Rows& rows, int64_t n, float scale, Prefetch& next, float* s) {
     constexpr int R = tile / Q;
     const int64_t stride = static_cast<int64_t>(rows.stride);
-    const bool in_steps = calls_in_steps && Q == 1 && !q.packed && q.dim >= lanes;
+    constexpr bool is_f32 = __is_same(Rows, RowsOf<float>);  // of which some rows at once come sooner (Zen 4)
+    const bool in_steps = calls_in_steps && !is_f32 && Q == 1 && !q.packed && q.dim >= lanes;
     const int64_t of_step = in_steps ? kStreams * stride / (q.dim / lanes) : 0;
     const auto some_rows = [&](const auto& some, int64_t count, float* out, LinesAhead ahead) {
         if constexpr (has_integer_scores<Rows>) {

@@ -81,7 +81,7 @@ BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64
             .n_q = n_q,
             .k_heads = k_heads,
             .q = scratch + plan_.scratch.q[0] + int64_t(pair) * score.dim,
-            .packed_q = packed + pair * packed_query_bytes(score.dim),
+            .packed_q = plan_.packs_queries ? packed + pair * packed_query_bytes(score.dim) : nullptr,
             .scale = args_.scale,
             .score_cap = args_.score_cap,
             .bias = args_.relative_bias ? bias : nullptr,
