@@ -9,7 +9,7 @@ python -c 'import nanobind, cmake, ninja' 2>/dev/null || python -m pip install -
 
 python -m cmake -S . -B "$build" -G Ninja -DCMAKE_MAKE_PROGRAM="$(command -v ninja)" -DCMAKE_BUILD_TYPE=Release \
     -DPython_EXECUTABLE="$(command -v python)" -DSLIMRT_SANITIZE=address,undefined -DSLIMRT_PCH=ON -DSLIMRT_CUDA=OFF -DSKBUILD_PROJECT_VERSION=0.0.0+sanitized >/dev/null
-python -m cmake --build "$build" --parallel 2 >/dev/null
+python -m cmake --build "$build" --parallel 2 >"$build/log" || { grep -A20 FAILED: "$build/log"; exit 1; }
 [ "${2:-}" != build ] || exit 0
 "$build/kv_cache_test"
 
