@@ -9,10 +9,12 @@ import sys
 import numpy as np
 import pytest
 
+import slimrt
 from conftest import ISAS, PROMPT
 from slimrt import _core, core, machine
 from slimrt._core import ops
 from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf, write_gguf
+from tiny_model import write_tiny
 from weight_formats import random_weight
 
 # Every hint, alone and with rows side by side; near, within a row, beyond several rows, and beyond the weights.
@@ -268,3 +270,13 @@ def test_doctor_shows_it_and_measures_again(kept, run, monkeypatch):
     monkeypatch.setenv("SLIMRT_ACCESS", "t1:64")
     report = json.loads(run("doctor", "--json")[1])
     assert report["access"] == core.access("t1:64") and report["access_from"] == "SLIMRT_ACCESS=t1:64"
+
+
+def test_a_file_that_is_laid_out_anew_is_not_copied(kept, tmp_path, monkeypatch):
+    """Its weights are in memory of their own by then, and what a copy of the file gains nobody reads."""
+    asked = []
+    monkeypatch.setattr(machine, "use_huge_pages", lambda file, n: asked.append(file) or 0.0)
+    for stored in ("Q4_1", "Q8_0"):
+        path = write_tiny(tmp_path / stored, d=256, d_ff=512, stored=stored)
+        with slimrt.Model(path, n_ctx=64, progress=False):
+            assert len(asked) == (stored == "Q8_0")

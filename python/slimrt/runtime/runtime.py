@@ -201,7 +201,7 @@ def load(
     runtime = Runtime(source, engine, show_progress=progress.wanted(show_progress))
     runtime.compared = compared
     runtime.lossy = "; ".join(lossy + folded_lossy)
-    runtime.access = ", ".join(filter(None, (access, _copied(source, planner))))
+    runtime.access = ", ".join(filter(None, (access, _copied(source, planner, engine))))
     if cross := runtime.info.get("cross"):
         cross["reason"] = choice.cross.reason(source, cross["mode"])
     return runtime
@@ -234,9 +234,12 @@ def _follow_machine(source: ModelSource, planner: Planner) -> str:
     return ", ".join(f"{kind} {one.best} ({one.gain:.2f} times as fast)" for kind, one in found.items())
 
 
-def _copied(source: ModelSource, planner: Planner) -> str:
-    """Has a loaded model's weights in huge pages where that pays, and says so. The plan counts them either way."""
-    gain = machine.use_huge_pages(source.file, planner.n_threads) if planner.device == "cpu" else 0
+def _copied(source: ModelSource, planner: Planner, engine: core.Engine) -> str:
+    """Has a loaded model's weights in huge pages where that pays, and says so. The plan counts them either way. A file
+    is left alone that is hardly read any more, since its types are held in another layout."""
+    if planner.device != "cpu" or 2 * engine.memory()["mapped"] < source.file.bytes().size:
+        return ""
+    gain = machine.use_huge_pages(source.file, planner.n_threads)
     return f"weights copied into huge pages ({gain:.2f} times as fast)" if gain else ""
 
 
