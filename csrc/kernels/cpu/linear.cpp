@@ -40,11 +40,11 @@ const LinearKernel linear_kernels[] = {
     with_codes<WeightOfCodes<ValuesIQ2>>(DType::IQ2_N),
     with_codes<WeightOfCodes<ValuesIQ3_XXS>>(DType::IQ3_XXS_N),
     with_codes<WeightOfCodes<ValuesIQ3_S>>(DType::IQ3_S_N),
-    with_interleaved<WeightQ4_1>(DType::Q4_1_R16),
-    with_interleaved<WeightQ5_0>(DType::Q5_0_R16),
-    with_interleaved<WeightQ5_1>(DType::Q5_1_R16),
-    with_interleaved<WeightQ2_K>(DType::Q2_K_R16),
-    with_interleaved<WeightQ3_K>(DType::Q3_K_R16),
+    with_codes<Interleaved<WeightQ4_1>>(DType::Q4_1_R16),
+    with_codes<Interleaved<WeightQ5_0>>(DType::Q5_0_R16),
+    with_codes<Interleaved<WeightQ5_1>>(DType::Q5_1_R16),
+    with_codes<Interleaved<WeightQ2_K>>(DType::Q2_K_R16),
+    with_codes<Interleaved<WeightQ3_K>>(DType::Q3_K_R16),
     {0, 0, nullptr, nullptr, nullptr},
 };
 

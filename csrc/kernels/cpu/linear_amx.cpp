@@ -26,7 +26,7 @@ static constexpr LinearKernel with_tiles(DType type) {
 
 template <class Weight>
 static constexpr LinearKernel coded_tiles(DType type) {
-    constexpr int64_t rows = is_interleaved<Weight> ? interleaved_rows : 1;
+    constexpr int64_t rows = is_interleaved<Weight> ? kInterleavedRows : 1;
     return with_tiles<fill_from_codes<Weight>, typename Weight::Block, Weight::block, 1, 1, 64, rows>(type);
 }
 

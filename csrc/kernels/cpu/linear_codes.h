@@ -21,22 +21,11 @@ static int64_t product_by_panels(const uint8_t* w, size_t w_stride, int64_t firs
     return r;
 }
 
-template <class Weight, class Ops>
-static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, const void* activations,
-                          size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
-                          Access access) {
-    const uint8_t* w = static_cast<const uint8_t*>(weights);
-    const uint8_t* x = static_cast<const uint8_t*>(activations);
-    int64_t r = 0;
-    if (n_tokens > max_few<Weight>)
-        r = product_by_panels<Weight, panel_vectors, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
-                                                          out, out_stride);
-    if constexpr (max_few<Weight> >= min_few<Weight>) {  // all rows of few tokens, else what no panel takes
-        if (n_tokens >= min_few<Weight>)
-            r += product_of_some<Weight>(w + r * w_stride, w_stride, n_rows - r, x, x_stride, n_tokens, k,
-                                         out + r, out_stride, some_tokens);
-    }
-    if (n_tokens > 1) access = some_tokens;
+/// Rows from number r on, one by one or a few side by side.
+template <class Weight>
+static void product_of_rows(const uint8_t* w, size_t w_stride, int64_t r, int64_t n_rows, const uint8_t* x,
+                            size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
+                            Access access) {
     const auto by_token = [&](auto* product) {
         for (int64_t t = 0; t < n_tokens; ++t)
             product(w + r * w_stride, w_stride, n_rows - r, x + t * x_stride, k, out + t * out_stride + r,
@@ -54,27 +43,25 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
     }
 }
 
-/// n_rows: a multiple of 16.
+/// Of interleaved rows there are multiples of 16, so that nothing is left for products of single rows.
 template <class Weight, class Ops>
-static void interleaved_product(const void* weights, size_t w_stride, int64_t n_rows, const void* activations,
-                                size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
-                                Access access) {
+static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, const void* activations,
+                          size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
+                          Access access) {
     const uint8_t* w = static_cast<const uint8_t*>(weights);
     const uint8_t* x = static_cast<const uint8_t*>(activations);
+    if (n_tokens > 1) access = some_tokens;
     int64_t r = 0;
     if (n_tokens > max_few<Weight>)
         r = product_by_panels<Weight, panel_vectors, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
                                                           out, out_stride);
-    if constexpr (max_few<Weight> > 0)
-        product_of_some<Weight>(w + r * w_stride, w_stride, n_rows - r, x, x_stride, n_tokens, k, out + r,
-                                out_stride, n_tokens == 1 ? access : some_tokens);
-}
-
-template <class Row, class Ops = ByElement>
-static constexpr LinearKernel with_interleaved(DType type) {
-    using Weight = Interleaved<Row>;
-    return {static_cast<uint32_t>(type), 0, PackedFor<Weight>::bytes, pack<PackedFor<Weight>>,
-            interleaved_product<Weight, Ops>};
+    if constexpr (max_few<Weight> >= min_few<Weight>) {  // all rows of few tokens, else what no panel takes
+        if (n_tokens >= min_few<Weight>)
+            r += product_of_some<Weight>(w + r * w_stride, w_stride, n_rows - r, x, x_stride, n_tokens, k,
+                                         out + r, out_stride, access);
+    }
+    if constexpr (!is_interleaved<Weight>)
+        product_of_rows<Weight>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride, access);
 }
 
 template <class Weight, class Ops = ByElement>

@@ -17,7 +17,7 @@ constexpr int max_few = few_in_registers && !is_rare<Weight> && (ByElement::n ==
                         : is_interleaved<Weight> ? few_in_registers
                                                  : min_few<Weight> - 1;
 template <class Weight>
-constexpr int rows_of_few = is_interleaved<Weight> ? interleaved_rows : lanes;
+constexpr int64_t rows_of_few = is_interleaved<Weight> ? kInterleavedRows : lanes;
 template <int n, int least, int most>
 constexpr int clamped = n < least  ? least
                         : n > most ? most

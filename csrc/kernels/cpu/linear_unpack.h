@@ -3,6 +3,7 @@
 // transposing.
 #pragma once
 
+#include "kernels/cpu/interleave.h"
 #include "kernels/cpu/linear_types.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
@@ -12,16 +13,15 @@ namespace slimrt::cpu::SLIMRT_ISA {
 struct InterleavedAt {
     const uint8_t *words, *halves;
 };
-constexpr int64_t interleaved_rows = 16;
 
 /// Block number b of the rows [row, row + lanes).
 template <class Weight>
 static inline auto blocks_at(const uint8_t* w, size_t w_stride, int64_t row, int64_t b) {
     constexpr int64_t bytes = sizeof(typename Weight::Block);
     if constexpr (is_interleaved<Weight>) {
-        const int64_t first = row & -interleaved_rows, lane = row - first;
-        const uint8_t* const all = w + first * w_stride + b * interleaved_rows * bytes;
-        return InterleavedAt{all + 4 * lane, all + bytes / 4 * 4 * interleaved_rows + 2 * lane};
+        const int64_t first = row & -kInterleavedRows, lane = row - first;
+        const uint8_t* const all = w + first * w_stride + b * kInterleavedRows * bytes;
+        return InterleavedAt{all + 4 * lane, all + bytes / 4 * 4 * kInterleavedRows + 2 * lane};
     } else {
         return RowsAt(w + row * w_stride + b * bytes, w_stride);
     }
@@ -41,7 +41,7 @@ static inline void load_words(const RowsAt& row, int at, Words (&to)[N]) {
 // Of interleaved rows, words that begin at byte `at` of a block, which an odd half may precede.
 static inline Words load_word(const InterleavedAt& rows, int at) {
     Words w;
-    memcpy(&w, rows.words + at / 4 * (4 * interleaved_rows), sizeof w);
+    memcpy(&w, rows.words + at / 4 * (4 * kInterleavedRows), sizeof w);
     return w;
 }
 template <int N>
