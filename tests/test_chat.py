@@ -124,6 +124,37 @@ class TestMessages:
         got = text(template, [MESSAGES[0], call, {"role": "tool", "content": "4"}])
         assert got == f"{MESSAGES[0]['content']};calls add;4;"
 
+    @pytest.mark.parametrize(
+        "asks",
+        [
+            "{% if m.reasoning_content is defined and m.reasoning_content is not none %}t{% endif %}",  # Qwen3's
+            "{% if m['content'] is none %}{% endif %}",  # vLLM's for DeepSeek R1, which then looks into it
+        ],
+    )
+    def test_no_content_is_empty_to_a_template_that_looks_into_it(self, asks):
+        template = (
+            "{% for m in messages %}" + asks + "{% if '</think>' in m.content %}{{ m.content.split('</think>')[1] }}"
+            "{% else %}{{ m['content'] }}{% endif %};{% endfor %}"
+        )
+        call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
+        assert text(template, [MESSAGES[0], call, {"role": "tool", "content": "4"}]).endswith(";;4;")
+        with pytest.raises(ChatError, match="'nothing' is undefined"):
+            text(template + "{{ nothing() }}", [MESSAGES[0], call, {"role": "tool", "content": "4"}])
+
+    def test_a_call_s_content_is_among_its_thoughts_where_a_template_takes_either(self):
+        """gpt-oss'."""
+        template = (
+            "{% for message in messages %}{% if message.tool_calls %}{% if message.content and message.thinking %}"
+            "{{ raise_exception('both') }}{% endif %}[{{ message.thinking }}|{{ message.content }}]{% else %}"
+            "{{ message.content }}{% endif %}{% endfor %}"
+        )
+        call = {"role": "assistant", "content": "so", "tool_calls": [{"function": {"name": "add"}}]}
+        for thoughts, shown in (({"reasoning_content": "hm"}, "[hm\n\nso|]4"), ({}, "[|so]4")):
+            messages = [MESSAGES[0], call | thoughts, {"role": "tool", "content": "4"}]
+            assert text(template, messages).endswith(shown)
+        plain = "{{ messages[1].thinking }}|{{ messages[1].content }}"
+        assert text(plain, [MESSAGES[0], call | {"thinking": "hm"}, {"role": "tool", "content": "4"}]) == "hm|so"
+
     @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
     def test_thoughts_by_any_name(self, name):
         messages = [MESSAGES[0], {"role": "assistant", "content": "b", name: "t"}, MESSAGES[0]]
@@ -147,8 +178,16 @@ class TestMessages:
     def test_roles_that_the_template_names(self):
         message = [{"role": "developer", "content": "hi"}]
         assert text("{% if messages[0].role == 'developer' %}yes{% endif %}", message) == "yes"
-        with pytest.raises(ChatError, match="role 'developer' is not supported"):
-            text(CHATML, message)
+        with pytest.raises(ChatError, match="role 'critic' is not supported"):
+            text(CHATML, [{"role": "critic", "content": "hi"}])
+
+    def test_a_developer_s_message_is_a_system_message(self):
+        """OpenAI's newer name, to templates that do not have it."""
+        messages = [{"role": "developer", "content": "be brief"}, MESSAGES[0]]
+        assert text(CHATML, messages) == text(CHATML, [{**messages[0], "role": "system"}, MESSAGES[0]])
+        assert messages[0]["role"] == "developer"
+        with pytest.raises(ChatError, match=r"messages\[0\]: the chat template leaves the system message out"):
+            text("{{ messages[1] }}", messages)
 
 
 class TestIds:
@@ -244,6 +283,17 @@ class TestErrors:
         ):
             with pytest.raises(ChatError, match=r"messages\[0\]: the chat template leaves the system message out"):
                 text(template, messages)
+
+    def test_a_system_message_that_stands_in_the_last_message_of_the_user(self):
+        """Mistral's has it nowhere while a tool's result is to be answered: so was the model trained."""
+        template = (
+            "{% for m in messages if m.role != 'system' %}{% if loop.last and m.role == 'user' %}"
+            "{{ messages[0].content }}:{% endif %}{{ m.content }};{% endfor %}"
+        )
+        call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
+        messages = [{"role": "system", "content": "be brief"}, MESSAGES[0], call, {"role": "tool", "content": "4"}]
+        assert text(template, messages[:2]).startswith("be brief:")
+        assert text(template, messages) == f"{MESSAGES[0]['content']};;4;"
 
     def test_a_system_message_that_the_template_changes(self):
         """SmolLM3's takes such words out of it."""

@@ -147,6 +147,8 @@ def _render(
         try:
             return compiled.render(messages=inner, add_generation_prompt=add_generation_prompt, **tokens, **given)
         except Exception as error:  # a template is foreign code: whatever it raises is a fault of it or of the messages
+            if any(message["content"] is None for message in messages):  # for which it asks, and then looks into it
+                return written([message | {"content": message["content"] or ""} for message in messages])
             raise ChatError(f"chat template: {error}") from error
 
     text = written(marked)
@@ -163,7 +165,10 @@ def _check_system_messages(
         if message["role"] != "system" or "".join(message["content"].split()) in squeezed:
             continue
         probed = {**message, "content": f"{message['content']} {_PROBE}"}
-        if _PROBE not in written([*messages[:i], probed, *messages[i + 1 :]]):
+        all_probed = [*messages[:i], probed, *messages[i + 1 :]]
+        # Mistral's have it in the last message, if that is a user's: nowhere, then, while a tool's is to be answered.
+        asked = max((at + 1 for at, one in enumerate(messages) if one["role"] == "user"), default=0)
+        if _PROBE not in written(all_probed) and (asked <= i or _PROBE not in written(all_probed[:asked])):
             raise ChatError(
                 f"messages[{i}]: the chat template leaves the system message out, as of a model trained without one; "
                 "put it into the user's first message"

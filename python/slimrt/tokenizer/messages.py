@@ -11,13 +11,19 @@ from slimrt.plumbing.arguments import unknown
 
 Message = Mapping[str, Any]
 
-# Where a template asks whether there is a content: those of DeepSeek's write calls where there is none.
-_ASKS_FOR_NONE = re.compile(r"""content['"]?\]?\s+(?:is\s+(?:not\s+)?|[!=]=\s*)none\b""", re.IGNORECASE)
+# Where a template asks whether there is a content: those of DeepSeek's write calls where there is none. Qwen3's asks
+# for a reasoning_content.
+_ASKS_FOR_NONE = re.compile(r"""(?<![a-z_])content['"]?\]?\s+(?:is\s+(?:not\s+)?|[!=]=\s*)none\b""", re.IGNORECASE)
 
 # The names that clients have for thoughts; templates read the first two.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
+# Where a template refuses a call's message that has both a content and thoughts, of which it shows either as thoughts:
+# gpt-oss'.
+_TAKES_EITHER = re.compile(r"if message\.content and message\.thinking")
+
 _ROLES = ("system", "user", "assistant", "tool")
+_DEVELOPER = "developer"  # OpenAI's newer name for system
 
 
 def checked_messages(messages: Sequence[Message], template: str, answer: bool) -> list[dict[str, Any]]:
@@ -27,7 +33,8 @@ def checked_messages(messages: Sequence[Message], template: str, answer: bool) -
         messages: {"role": ..., "content": ...}, in order; a content is text, or OpenAI's parts of the type "text",
             which are joined by new lines. An assistant's message that calls tools may have none, which is "" to a
             template that does not ask for it.
-        template: the chat template's text: roles that it names are known, beside the usual ones.
+        template: the chat template's text: roles that it names are known, beside the usual ones. A developer's message
+            is a system message to one that does not name that role.
         answer: the assistant's next message is wanted.
 
     Raises:
@@ -53,7 +60,10 @@ def _checked(where: str, message: Message, template: str) -> dict[str, Any]:
     if not isinstance(message, Mapping) or "role" not in message:
         raise ChatError(f"{where}: a message is a mapping with a role and a content, got {message!r}")
     role = message["role"]
-    if not isinstance(role, str) or not (role in _ROLES or f"'{role}'" in template or f'"{role}"' in template):
+    named = isinstance(role, str) and (f"'{role}'" in template or f'"{role}"' in template)
+    if role == _DEVELOPER and not named:
+        role = "system"
+    if not isinstance(role, str) or not (role in _ROLES or named):
         raise ChatError(f"{where}: {unknown('role', role, _ROLES)}, and the chat template names no other such role")
     if not isinstance(message.get("tool_calls") or [], (list, tuple)):
         raise ChatError(f"{where}: tool_calls are a list, got {message['tool_calls']!r}")
@@ -61,7 +71,10 @@ def _checked(where: str, message: Message, template: str) -> dict[str, Any]:
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise ChatError(f"{where}: the {role}'s message has no content")
     nothing = None if _ASKS_FOR_NONE.search(template) else ""
-    return {**_with_thoughts(message), "content": nothing if content is None else _text(where, content)}
+    made = {**_with_thoughts(message), "role": role, "content": nothing if content is None else _text(where, content)}
+    if made.get("tool_calls") and made["content"] and made.get("thinking") and _TAKES_EITHER.search(template):
+        made |= {"thinking": f"{made['thinking']}\n\n{made['content']}", "content": ""}
+    return made
 
 
 def _with_thoughts(message: Message) -> Message:
