@@ -20,6 +20,7 @@ from slimrt.generation.grammar import vocabulary_of
 from slimrt.generation.waiting import WaitingGrammar
 from slimrt.openai.answer import AnswerParser, joined, matched
 from slimrt.openai.tools import ChatRequest, constrain
+from slimrt.tokenizer.chat import render_chat_text
 from slimrt.tokenizer.tokenizer import Tokenizer
 from slimrt.tokenizer.tool_format import ID, Thoughts, ToolFormat, history, thoughts_of, tool_format
 
@@ -44,11 +45,24 @@ FORMATS = {
         "<calls><call>function<sep>", "\n```json\n", "\n```</call>\n<call>function<sep>", "\n```</call></calls>",
         "template", True,
     ),
-    "CODED": ToolFormat(*HERMES, '}\n</tool_call>\n<tool_call>\n{"name": "', "}\n</tool_call>", "table"),
+    "TAGGED": ToolFormat(
+        '<|START_ACTION|>[{"tool_name": "', '", "parameters": ', '}, {"tool_name": "', "}]<|END_ACTION|>", "template"
+    ),
+    "THOUGHTLESS": ToolFormat(
+        '<|START_ACTION|>[{"tool_name": "', '", "parameters": ', '}, {"tool_name": "', "}]<|END_ACTION|>", "template"
+    ),
+    "SPACED": ToolFormat('{"name": "', '", "parameters": ', '}{"name": "', "}", "template"),
+    "NUMBERED": ToolFormat("[TOOL_CALLS]", f"[CALL_ID]{ID}[ARGS]", "[TOOL_CALLS]", "", "template"),
+    "UNSHOWN": ToolFormat(
+        '<|tool_call|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]<|/tool_call|>", "table", shown=0
+    ),
+    "FIRST_ALONE": ToolFormat('{"name": "', '", "parameters": ', None, "}", "template", shown=1),
+    "CODED": ToolFormat(*HERMES, '}\n</tool_call>\n<tool_call>\n{"name": "', "}\n</tool_call>", "table", shown=0),
     "XML": ToolFormat(*HERMES, '}\n</tool_call>\n<tool_call>\n{"name": "', "}\n</tool_call>", "prompt"),
     "PLAIN": ToolFormat(*HERMES, '}\n</tool_call>\n<tool_call>\n{"name": "', "}\n</tool_call>", "prompt"),
 }  # fmt: skip
-CALLABLE = [name for name in FORMATS if name not in ("CODED", "XML")]
+CALLABLE = [name for name in FORMATS if name not in ("CODED", "XML", "FIRST_ALONE")]
+OPENING = ("OPENED", "THOUGHTLESS")
 
 
 def tool(name, **properties):
@@ -80,7 +94,7 @@ def test_formats_are_read_off_templates(tokenizer, name):
     template = getattr(tool_templates, name)
     assert tool_format(tokenizer, template) == FORMATS[name]
     assert tool_format(tokenizer, template) is tool_format(tokenizer, template)
-    assert thoughts_of(template) == (THINK if name in ("THINKING", "OPENED") else None)
+    assert thoughts_of(template) == (THINK if name in ("THINKING", *OPENING) else None)
 
 
 def test_a_trigger_is_the_first_tag_or_the_whole_head():
@@ -251,6 +265,50 @@ def test_calls_of_earlier_turns_are_as_the_template_wants_them(tokenizer):
             history([{"role": "assistant", "tool_calls": [bad]}], FORMATS["HERMES"])
 
 
+def turns(*ids):
+    """A conversation in which calls with these ids are answered."""
+    calls = [{"id": id, "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}} for id in ids]
+    return [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": calls},
+            *({"role": "tool", "tool_call_id": id, "content": f"of {id}"} for id in ids)]  # fmt: skip
+
+
+def test_ids_of_calls_are_as_short_as_templates_want_them(tokenizer):
+    """Ours have more letters than Mistral's templates take; an id of theirs stays."""
+    long = "call_123456789abcdefgh"
+    _, answer, *results = history(turns(long, "a1b2c3d4e"), FORMATS["NUMBERED"])
+    ids = [one["id"] for one in answer["tool_calls"]]
+    assert ids == [one["tool_call_id"] for one in results] and ids[1] == "a1b2c3d4e"
+    assert re.fullmatch("[a-zA-Z0-9]{9}", ids[0])
+    shown = render_chat_text(tokenizer, [MESSAGES[0], answer, *results], chat_template=tool_templates.NUMBERED)
+    assert f"[TOOL_CALLS]add[CALL_ID]{ids[0]}[ARGS]" in shown and f"[TOOL_RESULTS]{ids[0]}[TOOL_CONTENT]" in shown
+
+
+def test_calls_that_the_template_drops_are_content(tokenizer, chat):
+    shown = chat.detokenize(asked(chat, "UNSHOWN", messages=turns("first", "second")).ids)
+    call = '{"name": "add", "arguments": {"a": 1}}'
+    assert f"<assistant><|tool_call|>[{call}, {call}]<|/tool_call|>" in shown and "of second" in shown
+
+
+def test_a_template_that_shows_one_call_of_several(chat):
+    assert "of first" in chat.detokenize(asked(chat, "FIRST_ALONE", messages=turns("first")).ids)
+    with pytest.raises(ChatError, match=r"messages\[1\] has 2 calls, of which the chat template shows one"):
+        asked(chat, "FIRST_ALONE", messages=turns("first", "second"))
+
+
+def test_tools_stand_before_the_user_s_words_where_no_system_message_can(chat, monkeypatch):
+    """Gemma 2's templates refuse them, others leave them out."""
+    words = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    for refusing in (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + words,
+        words.replace("in messages %}", "in messages if m.role != 'system' %}"),
+    ):
+        monkeypatch.setattr(tool_templates, "PLAIN", refusing)
+        shown = chat.detokenize(asked(chat, "PLAIN").ids)
+        assert shown.startswith("<user>You may call functions.") and shown.endswith("\n\nhow is it?")
+        with pytest.raises(ChatError, match="system"):
+            asked(chat, "PLAIN", messages=[{"role": "system", "content": "Be brief."}, *MESSAGES])
+
+
 def asked(chat, template="HERMES", **request):
     request = {"messages": MESSAGES, "options": {}, "tools": TOOLS} | request
     return constrain(chat._runtime, ChatRequest(**request, chat_template=getattr(tool_templates, template)))
@@ -350,10 +408,10 @@ def test_a_model_that_must_call_calls(chat, name):
 
     def answer(seed, **more):
         options = {"chat_template": getattr(tool_templates, name), "tools": TOOLS, "max_tokens": 300, "seed": seed}
-        options |= {"logits_processor": said(chat, "hm</think>\n")} if name == "OPENED" else {}
+        options |= {"logits_processor": said(chat, "hm</think>\n")} if name in OPENING else {}
         (choice,) = chat.create_chat_completion(MESSAGES, temperature=1.0, **options, **more)["choices"]
         assert choice["message"]["content"] is None
-        assert choice["message"].get("reasoning_content") == ("hm" if name == "OPENED" else None)
+        assert choice["message"].get("reasoning_content") == ("hm" if name in OPENING else None)
         return choice
 
     for seed in range(3):
@@ -375,7 +433,7 @@ def test_several_calls_in_a_turn_where_the_format_and_the_request_have_them(chat
         request = {"tool_choice": "required", "parallel_tool_calls": parallel}
         matcher = asked(chat, name, **request).options["grammar"].matcher()
         tokens = chat.tokenize(
-            ("</think>" if name == "OPENED" else "") + written(format, calls), add_special_tokens=False
+            ("</think>" if name in OPENING else "") + written(format, calls), add_special_tokens=False
         )
         fits = len(calls) == 1 or (parallel and format.between is not None)
         with contextlib.nullcontext() if fits else pytest.raises(GrammarError):

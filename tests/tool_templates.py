@@ -68,3 +68,32 @@ CODED = _chatml(  # shows calls in no way that can be read, though it speaks of 
     "{{ '' if true else '\"arguments\"' }}"
 )
 PLAIN = _chatml("", tools="")
+TAGGED = (  # as Command R7B's: what says something and what calls begin with tags that begin alike
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{% if m.role != 'assistant' %}"
+    "{{ m.content }}{% elif m.tool_calls %}<|START_ACTION|>[{% for c in m.tool_calls %}{{ ', ' if not loop.first }}"
+    '{"tool_name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'
+    "{% endfor %}]<|END_ACTION|>{% else %}<|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>{% endif %}{{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+THOUGHTLESS = TAGGED.replace(  # as DeepSeek V3.1's: what calls has closed its thoughts, which the prompt has opened
+    "<|START_ACTION|>", "</think> <|START_ACTION|>"
+).replace("<assistant>{% endif %}", "<assistant><think>{% endif %}")
+SPACED = (  # as Llama 4's: a line is free before the turn that calls
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.tool_calls %}\n<assistant>\n"
+    '{% for c in m.tool_calls %}{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'
+    "{% endfor %}{% else %}<{{ m.role }}>\n{{ m.content }}{% endif %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}\n<assistant>\n{% endif %}"
+)
+NUMBERED = (  # as Mistral Small 3.2's: an id before the arguments, and no longer ones
+    "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for m in messages %}"
+    "{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.tool_call_id }}"
+    "[TOOL_CONTENT]{{ m.content }}[/TOOL_RESULTS]{% else %}{{ m.content }}{% for c in m.tool_calls %}"
+    "{% if c.id | length != 9 %}{{ raise_exception('ids have length 9') }}{% endif %}"
+    "[TOOL_CALLS]{{ c.function.name }}[CALL_ID]{{ c.id }}[ARGS]{{ c.function.arguments | tojson }}{% endfor %}"
+    "{{ eos_token }}{% endif %}{% endfor %}"
+)
+UNSHOWN = (  # as Granite 3's: knows tools, and drops calls
+    "{% if tools %}{{ tools | tojson }}<|tool_call|>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+FIRST_ALONE = SPACED.replace("in m.tool_calls %}", "in m.tool_calls[:1] %}")  # as gpt-oss'

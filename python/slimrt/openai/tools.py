@@ -27,6 +27,7 @@ from slimrt.tokenizer.tool_format import (
     ToolFormat,
     history,
     instructions,
+    takes_system,
     thoughts_of,
     tool_format,
 )
@@ -181,12 +182,23 @@ def _prompt(
     if format is not None:
         messages = history(messages, format)
     if tools and format is not None and format.origin == "prompt":
-        system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
-        text = f"{system}\n\n{instructions(tools)}" if system else instructions(tools)
-        messages = [{"role": "system", "content": text}, *messages]
+        messages = _instructed(tokenizer, template, messages, instructions(tools))
     elif tools:
         variables["tools"] = tools
     return render_chat(tokenizer, messages, chat_template=template, variables=variables)
+
+
+def _instructed(tokenizer: Tokenizer, template: str, messages: list[Any], text: str) -> list[Any]:
+    """Messages with a text behind the system message, or, where the template takes none, before the user's first."""
+    first = messages[0]
+    if first["role"] == "system":
+        return [
+            {"role": "system", "content": f"{first['content']}\n\n{text}" if first["content"] else text},
+            *messages[1:],
+        ]
+    if first["role"] == "user" and not takes_system(tokenizer, template):
+        return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _grammar(

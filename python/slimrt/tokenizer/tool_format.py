@@ -7,12 +7,13 @@ format, explained to the model in the system message.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slimrt.errors import ChatError
@@ -32,6 +33,7 @@ class ToolFormat:
         between: None: the template has one call a turn.
         origin: "template": read off it; "table": of a known family; "prompt": put into the system message.
         as_text: the template wants arguments as JSON text, else as objects.
+        shown: how many of two calls in an earlier turn the template shows; 0: calls are put into the content.
     """
 
     head: str
@@ -40,6 +42,7 @@ class ToolFormat:
     tail: str
     origin: str
     as_text: bool = False
+    shown: int = 2
 
     @property
     def trigger(self) -> str:
@@ -130,7 +133,17 @@ def _found(tokenizer: Tokenizer, template: str) -> ToolFormat:
     for as_text in (False, True):
         if found := _read(tokenizer, template, as_text):
             return found
-    return next((one for words, one in _TABLE if all(word in template for word in words)), _HERMES)
+    known = next((one for words, one in _TABLE if all(word in template for word in words)), None)
+    return (
+        _HERMES
+        if known is None
+        else replace(known, shown=_shown(_rendered(tokenizer, template, _calls([0, 1], False))))
+    )
+
+
+def _shown(two: str | None) -> int:
+    """How many of two calls a rendered turn shows; a template that refuses two says so itself."""
+    return 2 if two is None else sum(one["slimrt_key"] in two for one in _ARGUMENTS)
 
 
 def _shows_tools(tokenizer: Tokenizer, template: str) -> bool:
@@ -144,14 +157,28 @@ def _read(tokenizer: Tokenizer, template: str, as_text: bool) -> ToolFormat | No
     one, other = (_rendered(tokenizer, template, _calls([i], as_text)) for i in (0, 1))
     if plain is None or one is None or other is None or _CONTENT not in plain:
         return None
-    header = len(os.path.commonprefix([plain, one]))
+    header = _header(_rendered(tokenizer, template, None), plain, one)
     found = _split(one[header:], 0)
     if found is None or found != _split(other[header:], 1):
         return None
     head, middle, tail = found
+    thoughts = thoughts_of(template)  # none, as some write: they are no part of the call
+    head = head.rpartition(thoughts.end)[2] if thoughts else head
+    if not head.strip():
+        return None
     tail = _end(tokenizer, tail, plain.partition(_CONTENT)[2])
     two = _rendered(tokenizer, template, _calls([0, 1], as_text))
-    return ToolFormat(head.lstrip(), middle, _between(two, middle, found[2]), tail, "template", as_text)
+    return ToolFormat(head.lstrip(), middle, _between(two, middle, found[2]), tail, "template", as_text, _shown(two))
+
+
+def _header(opening: str | None, plain: str, call: str) -> int:
+    """How much of a turn that calls comes before what the model writes: the prompt's opening of it, or else what turns
+    with and without calls have in common, but for the beginning of a tag."""
+    if opening is not None and call.startswith(opening):
+        return len(opening)
+    common = os.path.commonprefix([plain, call])
+    cut = re.search(r"[<\[][^<>\[\]\s]*$", common)
+    return cut.start() if cut else len(common)
 
 
 def _split(turn: str, index: int) -> tuple[str, str, str] | None:
@@ -161,21 +188,22 @@ def _split(turn: str, index: int) -> tuple[str, str, str] | None:
         return None
     head, _, rest = turn.partition(_NAMES[index])
     middle, found, tail = rest.partition(written)
-    if not found or not head.strip():
+    if not found:
         return None
     return head.replace(_IDS[index], ID), middle.replace(_IDS[index], ID), tail.replace(_IDS[index], ID)
 
 
 def _between(two: str | None, middle: str, tail: str) -> str | None:
     """What stands between two calls, if the template has several in a turn and writes them alike."""
-    written = None if two is None else next((form for form in _forms(0) if form in two), None)
-    if two is None or written is None:
+    two = "" if two is None else two.replace(_IDS[0], ID).replace(_IDS[1], ID)
+    written = next((form for form in _forms(0) if form in two), None)
+    if written is None:
         return None
     between, name, rest = two.partition(written)[2].partition(_NAMES[1])
     second = next((form for form in _forms(1) if rest.startswith(middle + form)), None)
-    if not name or second is None or rest[len(middle + second) :].replace(_IDS[1], ID) != tail:
+    if not name or second is None or rest[len(middle + second) :] != tail:
         return None
-    return between.replace(_IDS[0], ID)
+    return between
 
 
 def _end(tokenizer: Tokenizer, tail: str, after: str) -> str:
@@ -205,12 +233,15 @@ def _calls(which: Sequence[int], as_text: bool) -> dict[str, Any]:
 
 
 def _rendered(tokenizer: Tokenizer, template: str, answer: Mapping[str, Any] | None) -> str | None:
-    """A conversation that ends with this answer; None: the template will not have it."""
+    """A conversation that ends with this answer, or, without one, with its opening; None: the template will not have
+    it."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
     if answer is not None:
         messages.append({"role": "assistant", **answer})
     try:
-        return render_chat_text(tokenizer, messages, False, chat_template=template, variables={"tools": _TOOLS})
+        return render_chat_text(
+            tokenizer, messages, answer is None, chat_template=template, variables={"tools": _TOOLS}
+        )
     except ChatError:
         return None
 
@@ -226,11 +257,21 @@ def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def takes_system(tokenizer: Tokenizer, template: str) -> bool:
+    """Whether a chat template shows a system message; those of Gemma 2 refuse it."""
+    messages = [{"role": "system", "content": _CONTENT}, {"role": "user", "content": "hello"}]
+    try:
+        return bool(render_chat_text(tokenizer, messages, chat_template=template))
+    except ChatError:
+        return False
+
+
 def history(messages: Sequence[Mapping[str, Any]], format: ToolFormat) -> list[dict[str, Any]]:
     """Messages with calls and results as the template wants them.
 
     Raises:
-        ChatError: the arguments of a call are no JSON object; it says where.
+        ChatError: the arguments of a call are no JSON object, or the template shows one call of a message's several; it
+            says where.
     """
     if format.origin != "prompt":
         return [_with_calls(f"messages[{i}]", message, format) for i, message in enumerate(messages)]
@@ -250,8 +291,31 @@ def history(messages: Sequence[Mapping[str, Any]], format: ToolFormat) -> list[d
 
 
 def _with_calls(where: str, message: Any, format: ToolFormat) -> Any:
-    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
-    return {**message, "tool_calls": [_call(where, one, format.as_text) for one in calls]} if calls else message
+    if not isinstance(message, Mapping):
+        return message
+    shows_ids = any(ID in text for text in format.texts)
+    if shows_ids and isinstance(id := message.get("tool_call_id"), str):
+        return {**message, "tool_call_id": _short(id)}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    if not format.shown:
+        return {**message, "content": _spelled(where, message, format)["content"]}
+    if len(calls) > 1 and format.shown < 2:
+        raise ChatError(
+            f"{where} has {len(calls)} calls, of which the chat template shows one: write a message for each"
+        )
+    made = [_call(where, one, format.as_text) for one in calls]
+    for one in made if shows_ids else ():
+        one |= {"id": _short(one["id"])} if isinstance(one.get("id"), str) else {}
+    return {**message, "tool_calls": made}
+
+
+def _short(id: str) -> str:
+    """The id of a call as those templates want it that show ids, which refuse longer ones (Mistral's)."""
+    if re.fullmatch(ID_PATTERN, id):
+        return id
+    return hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:ID_LENGTH]
 
 
 def _call(where: str, call: Any, as_text: bool) -> dict[str, Any]:
@@ -276,7 +340,11 @@ def _spelled(where: str, message: Any, format: ToolFormat) -> Any:
     """A message whose calls are in its content, as the model wrote them."""
     if not isinstance(message, Mapping) or not message.get("tool_calls"):
         return message
-    calls = [_call(where, one, True)["function"] for one in message["tool_calls"]]
-    texts = [f"{format.head}{one['name']}{format.middle}{one['arguments']}{format.tail}" for one in calls]
+    calls = [_call(where, one, True) for one in message["tool_calls"]]
+    texts = [f"{one['function']['name']}{format.middle}{one['function']['arguments']}" for one in calls]
+    between = f"{format.tail}\n{format.head}" if format.between is None else format.between
+    text = f"{format.head}{between.join(texts)}{format.tail}"
+    for one in calls if ID in text else ():
+        text = text.replace(ID, _short(str(one.get("id"))), 1)
     content = [message["content"]] if message.get("content") else []
-    return {"role": message.get("role"), "content": "\n".join([*content, *texts])}
+    return {"role": message.get("role"), "content": "\n".join([*content, text])}
