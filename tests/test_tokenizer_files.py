@@ -224,6 +224,51 @@ class TestDirectory:
         assert (tokenizer.bos_id, tokenizer.eos_id) == (256, 257)
         assert tokenizer.eog_ids == {257, 7, 258}
 
+    @pytest.mark.parametrize("added", [None, False, True])
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"added_tokens_decoder": {"256": {"content": "<x>", "special": True, "rstrip": True}}},
+            {"added_tokens_decoder": {"256": {"content": "<x>", "special": False}}},
+            {"added_tokens_decoder": {"256": {"content": "<x>", "special": False}}, "eos_token": "<x>"},
+            {"eos_token": {"__type": "AddedToken", "content": "<x>", "lstrip": False, "rstrip": True}},
+            {"additional_special_tokens": ["<x>"]},
+            {"extra_special_tokens": {"x_token": "<x>"}},
+        ],
+        ids=["special", "plain", "plain, eos", "eos", "additional", "extra"],
+    )
+    def test_tokens_that_the_configuration_declares(self, tmp_path, added, config):
+        """With a token of the vocabulary that tokenizer.json calls nothing, added, or special."""
+        transformers = pytest.importorskip("transformers")
+        vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(["<x>"] if added is None else [])]
+        backend = tokenizers.Tokenizer(models.BPE({text: id for id, text in enumerate(vocabulary)}, []))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        if added is not None:
+            backend.add_tokens([tokenizers.AddedToken("<x>", special=added, normalized=False)])
+        backend.save(str(tmp_path / "tokenizer.json"))
+        write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **config})
+        oracle, tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path), Tokenizer(tmp_path)
+        wanted = oracle.encode("a<x> b", add_special_tokens=False)
+        assert tokenizer.encode("a<x> b") == wanted and 256 in wanted
+        special = oracle.decode(wanted, skip_special_tokens=True) == oracle.decode(wanted).replace("<x>", "")
+        assert ("<x>" in tokenizer.special_tokens) == (special or "additional_special_tokens" in config)
+
+    def test_tokens_that_the_configuration_alone_has(self, directory):
+        declared = {"259": {"content": "<a>", "special": True}, "260": {"content": "<b>", "special": False}}
+        write(directory, "tokenizer_config.json", {"added_tokens_decoder": declared, "pad_token": "<none>"})
+        tokenizer = Tokenizer(directory)
+        assert tokenizer.encode("<a><b>", add_special_tokens=False) == [259, 260] and tokenizer.vocab_size == 261
+        assert tokenizer.special_tokens["<a>"] == 259 and tokenizer.pad_id is None
+        for wrong, words in (
+            ({"300": {"content": "<a>"}}, "'<a>' has id 300, and there are 259 tokens"),
+            ({"259": {}}, "content"),
+            ([1], "list"),
+        ):
+            write(directory, "tokenizer_config.json", {"added_tokens_decoder": wrong})
+            with pytest.raises(ModelFormatError, match=f"tokenizer_config.json.*{words}"):
+                Tokenizer(directory)
+
     def test_null_is_no_name(self, directory):
         write(directory, "special_tokens_map.json", {"eos_token": {"content": "<eos>"}})
         write(directory, "tokenizer_config.json", {"eos_token": None})

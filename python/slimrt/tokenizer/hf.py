@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypedDict
 
 import tokenizers
+from tokenizers import AddedToken
 
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.plumbing.files import decode_text
@@ -53,6 +55,10 @@ def load_file(path: Path) -> Vocabulary:
 
     directory = path.parent if path.name == "tokenizer.json" else None
     config = _read_json(directory, "tokenizer_config.json")
+    named = _read_json(directory, "special_tokens_map.json")
+    named |= {name: value for name, value in config.items() if value is not None}
+    with typed(f"{path}: the tokens of tokenizer_config.json do not fit it"):
+        _add_declared(backend, named)
     ids = backend.get_vocab(with_added_tokens=True)
     largest = max(ids.values(), default=-1)
     if largest > len(ids) + _MOST_GAPS:
@@ -67,7 +73,7 @@ def load_file(path: Path) -> Vocabulary:
     byte_level, strips_space = _decoding(backend, path)
     with typed(f"{path}: its parts do not fit each other"):
         prefix, suffix = _around(backend, tokens)
-    special_ids, ends = _special_ids(directory, config, ids)
+    special_ids, ends = _special_ids(directory, named, ids)
     # Without the files that name them: a lone id in front of every text is BOS, a lone one behind is EOS.
     for name, around in {"bos": prefix, "eos": suffix}.items():
         if len(around) == 1:
@@ -133,12 +139,54 @@ def _around(backend: tokenizers.Tokenizer, tokens: list[str | None]) -> tuple[tu
     return (), ()
 
 
+def _add_declared(backend: tokenizers.Tokenizer, named: Mapping[str, Any]) -> None:
+    """Have those tokens matched whole that the files beside tokenizer.json alone call special, with their flags, as
+    transformers does; it takes names of tokens that the vocabulary lacks, too, but a model has no rows for them.
+
+    Raises:
+        ValueError: a token has another id there than the vocabulary would give it; others for what declares none.
+    """
+    special = {str(one["content"] if isinstance(one, dict) else one): one for one in _named_tokens(named)}
+    added = {token.content: token.__getstate__() for token in backend.get_added_tokens_decoder().values()}
+    matched = {text for text, token in added.items() if token["special"]}
+    declared, size = list[AddedToken](), backend.get_vocab_size()
+    for id, one in sorted((int(id), one) for id, one in (named.get("added_tokens_decoder") or {}).items()):
+        token = _added_token(one, bool(one.get("special")) or one["content"] in matched.union(special))
+        if backend.token_to_id(token.content) is None:
+            if id != size:
+                raise ValueError(f"{token.content!r} has id {id}, and there are {size} tokens before it")
+            size += 1
+        declared.append(token)
+    matched |= {token.content for token in declared}
+    declared += [
+        _added_token(added.get(text) or (one if isinstance(one, dict) else {"content": text}), True)
+        for text, one in special.items()
+        if text not in matched and backend.token_to_id(text) is not None
+    ]
+    for is_special, tokens in groupby(declared, lambda token: token.special):
+        (backend.add_special_tokens if is_special else backend.add_tokens)(list(tokens))
+
+
+def _named_tokens(named: Mapping[str, Any]) -> Iterator[Any]:
+    """The tokens to which the configuration gives a name or calls special: texts, or objects with a content."""
+    for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"):
+        yield from filter(None, [named.get(f"{name}_token")])
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        listed = named.get(name) or []
+        yield from listed.values() if isinstance(listed, dict) else listed
+
+
+def _added_token(declared: Mapping[str, Any], special: bool) -> AddedToken:
+    flags = {name: bool(declared.get(name)) for name in ("single_word", "lstrip", "rstrip")}
+    return AddedToken(
+        declared["content"], special=special, normalized=bool(declared.get("normalized", not special)), **flags
+    )
+
+
 def _special_ids(
-    directory: Path | None, config: dict[str, Any], ids: Mapping[str, int]
+    directory: Path | None, named: Mapping[str, Any], ids: Mapping[str, int]
 ) -> tuple[dict[str, int], list[int]]:
     """The ids of bos, eos, unk and pad, and every id that the generation settings end on."""
-    named = _read_json(directory, "special_tokens_map.json")
-    named |= {name: value for name, value in config.items() if value is not None}
     settings = _read_json(directory, "config.json") | _read_json(directory, "generation_config.json")
     known = set(ids.values())
     found, ends = {}, []
