@@ -59,6 +59,8 @@ SCHEMAS = [
     {"type": "string", "format": "ipv4"}, {"type": "string", "format": "email", "maxLength": 20},
     listed(SMALL), listed(WORD, 2, 4), listed({"type": "boolean"}, 3, 3), listed(listed({"type": "null"})),
     {"type": "array", "prefixItems": [WORD, SMALL], "items": False, "minItems": 2},
+    {"type": "array", "items": [WORD, SMALL], "additionalItems": False, "minItems": 2},  # a tuple before 2020-12
+    closed(prefixItems=SMALL, additionalItems={"const": {"prefixItems": [], "additionalItems": 1}}),
     {"type": "array", "prefixItems": [{"type": "null"}], "items": {"type": "boolean"}, "minItems": 2, "maxItems": 4},
     POINT, closed(a=SMALL), closed(a=WORD, b=WORD), closed([], a=SMALL, b=WORD),
     closed(["b"], a=SMALL, b={"type": "null"}),
@@ -131,7 +133,8 @@ def test_there_are_enough_schemas():
 @pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
 def test_answers_validate(tokenizer, rows, schema):
     grammar = compile_grammar(tokenizer, tokenizer.vocab_size, json_schema=schema)
-    checker = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker(FORMATS))
+    kind = jsonschema.Draft202012Validator if not isinstance(schema.get("items"), list) else jsonschema.Draft7Validator
+    checker = kind(schema, format_checker=jsonschema.FormatChecker(FORMATS))
     checker.check_schema(schema)
     texts, complete = set(), 0
     for seed in range(50):
@@ -175,6 +178,10 @@ def test_texts_of_other_grammars_match(tokenizer, rows, constraint, full):
         ({"json_schema": {"type": "array", "contains": {}}}, '"contains"'),
         ({"json_schema": {"type": "object", "propertyNames": {}}}, '"propertyNames"'),
         ({"json_schema": {"if": {}, "then": {}}}, '"if", "then"'),
+        (
+            {"json_schema": closed(a={"prefixItems": [WORD], "additionalItems": False})},
+            "say what follows these in items",
+        ),
         ({"json_schema": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}, "oneOf"),
         ({"json_schema": {"not": {}, "x-guidance": {"lenient": True}}}, '"not"'),
         ({"json_schema": {"type": "string", "format": "colour"}}, "colour"),

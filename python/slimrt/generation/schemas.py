@@ -34,10 +34,11 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with bounds that are never wider than its own, and leave out those that exclude no number.
 
     Raises:
-        GrammarError: a bound, or a multipleOf, that cannot be enforced; it is nested too deep.
+        GrammarError: a bound, a multipleOf or a tuple that cannot be enforced; it is nested too deep.
     """
     try:
         _check_multiples(schema)
+        _check_tuples(schema)
         bounded: dict[str, Any] = _bounded(schema)
     except RecursionError:
         raise GrammarError("the schema is nested too deep") from None
@@ -52,6 +53,20 @@ def _check_multiples(schema: Mapping[str, Any]) -> None:
     if most > _MOST_MULTIPLE:
         what = "the multipleOf of a number, taken together, are" if merges and len(multiples) > 1 else "multipleOf is"
         raise GrammarError(f"{what} {most}, and at most {_MOST_MULTIPLE} can be enforced")
+
+
+def _check_tuples(value: Any, of_names: bool = False) -> None:
+    """GrammarError: additionalItems, of drafts before 2020-12, beside prefixItems, which llguidance then passes over.
+    of_names: as _bounded has it."""
+    if isinstance(value, Mapping):
+        if not of_names and "prefixItems" in value and "additionalItems" in value:
+            raise GrammarError("additionalItems means nothing beside prefixItems: say what follows these in items")
+        for name, inner in value.items():
+            if of_names or name not in _DATA:
+                _check_tuples(inner, not of_names and name in _NAMES)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for inner in value:
+            _check_tuples(inner)
 
 
 def enforceable_blocks(lark: str) -> str:
