@@ -79,10 +79,10 @@ THOUGHTLESS = TAGGED.replace(  # as DeepSeek V3.1's: what calls has closed its t
     "<|START_ACTION|>", "</think> <|START_ACTION|>"
 ).replace("<assistant>{% endif %}", "<assistant><think>{% endif %}")
 SPACED = (  # as Llama 4's: a line is free before the turn that calls
-    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.tool_calls %}\n<assistant>\n"
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.tool_calls %}{{ '\n' }}<assistant>\n"
     '{% for c in m.tool_calls %}{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'
     "{% endfor %}{% else %}<{{ m.role }}>\n{{ m.content }}{% endif %}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}\n<assistant>\n{% endif %}"
+    "{% if add_generation_prompt %}{{ '\n' }}<assistant>\n{% endif %}"
 )
 NUMBERED = (  # as Mistral Small 3.2's: an id before the arguments, and no longer ones
     "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for m in messages %}"
