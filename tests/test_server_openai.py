@@ -315,6 +315,7 @@ class TestRefusals:
             ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value", "token ids"),
             ({"logit_bias": {"900": 1}}, "logit_bias", "invalid_value", "900"),
             ({"stream_options": {"x": 1}}, "stream_options", "invalid_value", "include_usage"),
+            ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value", "goes with stream: true"),
             ({"audio": {"voice": "x"}}, "audio", "unsupported", "texts"),
         ],
     )

@@ -88,12 +88,13 @@ class OpenAIMethods(TextGeneration):
         ids = [as_prompt(self._runtime, one) for one in _listed(prompt)]
         begun = [self._echoed(one, its) if echo else "" for one, its in zip(_listed(prompt), ids, strict=True)]
         head = Head.new("cmpl", model or self._runtime.source.name)
+        usage_too = _wants_usage(stream, stream_options)
         asked |= {"logprobs": 0 if count is None else max(count, 1)}
         if stream:
             _require_one_text(len(ids), n)
             if echo and count is not None:
                 raise UnsupportedError("create_completion has no echo with logprobs where stream=True: drop one")
-            return self._completion_chunks(head, ids[0], asked, begun[0], count, _wants_usage(stream_options))
+            return self._completion_chunks(head, ids[0], asked, begun[0], count, usage_too)
         results = self._several(ids, n, asked)
         choices = []
         for index, result in enumerate(results):
@@ -154,6 +155,7 @@ class OpenAIMethods(TextGeneration):
         request = ChatRequest(messages, asked, chat_template=template, variables=variables or {}, **tools)
         chat = constrain(self._runtime, request)
         head = Head.new("chatcmpl", model or self._runtime.source.name)
+        usage_too = _wants_usage(stream, stream_options)
         bytes_of = self._runtime.source.tokenizer.token_bytes
 
         def shown(tokens: Sequence[TokenLogprob]) -> Json | None:
@@ -161,7 +163,7 @@ class OpenAIMethods(TextGeneration):
 
         if stream:
             _require_one_text(1, n)
-            return _chat_chunks(head, self.stream(chat.ids, **chat.options), chat, shown, _wants_usage(stream_options))
+            return _chat_chunks(head, self.stream(chat.ids, **chat.options), chat, shown, usage_too)
         results = self._several([chat.ids], n, chat.options)
         choices = [
             chat_choice(index, *chat.message(one), shown(one.logprobs or ())) for index, one in enumerate(results)
@@ -275,8 +277,10 @@ def _require_one_text(prompts: int, n: int) -> None:
         raise UnsupportedError(f"stream=True gives one text, not {prompts * n}: ask for each by itself")
 
 
-def _wants_usage(options: Mapping[str, bool] | None) -> bool:
+def _wants_usage(stream: bool, options: Mapping[str, bool] | None) -> bool:
     for name in options or ():
         if name != "include_usage":
             raise UnsupportedError(unknown("stream_options", name, ["include_usage"]))
+    if options and not stream:
+        raise ValueError("stream_options goes with stream=True")
     return bool((options or {}).get("include_usage"))

@@ -219,6 +219,8 @@ class _Fields:
         for name, value in wanted.items():
             if value is not None and not isinstance(value, bool):
                 raise self.wrong("stream_options", f"stream_options.{name} must be true or false, got {value!r:.80}")
+        if wanted and not stream:
+            raise self.wrong("stream_options", "stream_options goes with stream: true")
         self._check_bounds()
         return {
             "call": self._call,
