@@ -152,6 +152,7 @@ def test_answers_validate(tokenizer, rows, schema):
         ({"regex": r"[a-f]{2,5}(/[0-9]+)?\.txt"}, r"[a-f]{2,5}(/[0-9]+)?\.txt"),
         ({"regex": "a\nb|\\(c\\)"}, "a\nb|\\(c\\)"),
         ({"choice": ["yes", "no", 'a "quote"\\\n', "日本"]}, 'yes|no|a "quote"\\\\\n|日本'),
+        ({"choice": ["\0\x7f\x1b", "\x7f\x80\u2028"]}, "\0\x7f\x1b|\x7f\x80\u2028"),
         (
             {"grammar": 'start: "(" item ("," item)* ")"\nitem: /[0-9]{1,2}/ | "x"'},
             r"\(([0-9]{1,2}|x)(,([0-9]{1,2}|x))*\)",
@@ -161,7 +162,7 @@ def test_answers_validate(tokenizer, rows, schema):
             r"[-+]?\d{1,3} k?m",
         ),
     ],
-    ids=["regex", "newline", "choice", "lark", "gbnf"],
+    ids=["regex", "newline", "choice", "controls", "lark", "gbnf"],
 )
 def test_texts_of_other_grammars_match(tokenizer, rows, constraint, full):
     grammar = compile_grammar(tokenizer, tokenizer.vocab_size, **constraint)
@@ -197,6 +198,9 @@ def test_texts_of_other_grammars_match(tokenizer, rows, constraint, full):
         ({"choice": []}, "at least one"),
         ({"choice": ["a", ""]}, "none may be empty"),
         ({"choice": ["\ud800"]}, "not valid Unicode"),
+        ({"regex": "a\ud800"}, "not valid Unicode"),
+        ({"json_schema": {"const": "a\ud800"}}, "not valid Unicode"),
+        ({"json_schema": '{"const": "\\ud800"}'}, "not valid Unicode"),
         ({"grammar": "start: b"}, 'grammar: .*"b"'),
         ({"grammar": "b: /x/"}, "grammar: .*start"),
         ({"grammar": 'root ::= "a'}, "not GBNF"),

@@ -254,6 +254,7 @@ def source_of(name: str, value: Any) -> str:
         return "start: " + " | ".join(quoted(one) for one in _choices(value))
     if not isinstance(value, str):
         raise TypeError(f"{name} must be text, got {value!r}")
+    _check_unicode(value)
     if name == "regex":
         return f"start: /{_DELIMITED.sub(_in_delimiters, value)}/"
     return _lark(value)
@@ -282,17 +283,23 @@ def json_rules(schema: Any) -> dict[str, Any]:
         text = json.dumps({**schema})
     except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError(f"json_schema must be what JSON can hold: {error}") from None
+    _check_unicode(json.dumps({**schema}, ensure_ascii=False))
     _check_size("the schema", "references", text, '"$ref"')
     return {**enforceable(json.loads(text)), "x-guidance": _JSON_RULES}
 
 
 def quoted(text: str) -> str:
     """A text as a literal of a Lark grammar. GrammarError: it cannot be one."""
+    _check_unicode(text)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")  # which Lark's literals cannot have
+
+
+def _check_unicode(text: str) -> None:
+    """GrammarError: a lone surrogate, which no text that is generated has."""
     try:
         text.encode()
-    except UnicodeEncodeError:
-        raise GrammarError(f"not valid Unicode: {text!r}") from None
-    return json.dumps(text, ensure_ascii=False)
+    except UnicodeEncodeError as error:
+        raise GrammarError(f"not valid Unicode: {text[max(error.start - 20, 0) : error.end + 20]!r}") from None
 
 
 def _choices(value: Any) -> Sequence[str]:
