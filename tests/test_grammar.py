@@ -161,8 +161,12 @@ def test_answers_validate(tokenizer, rows, schema):
             {"grammar": 'root ::= sign? [0-9]{1,3} unit\nsign ::= "-" | "+"\nunit ::= " km" | " m" # end'},
             r"[-+]?\d{1,3} k?m",
         ),
+        (
+            {"grammar": r'root ::= "\x41\u00e9ab\x22\u005c\n" [\u00e9-\u00eb\x2d\u4e00] [^\x00-\uffff] [a&&b] # "\x'},
+            'Aéab"\\\\\n[é-ë\\-一][\U00010000-\U0010ffff][a&b]',
+        ),
     ],
-    ids=["regex", "newline", "choice", "controls", "lark", "gbnf"],
+    ids=["regex", "newline", "choice", "controls", "lark", "gbnf", "codes"],
 )
 def test_texts_of_other_grammars_match(tokenizer, rows, constraint, full):
     grammar = compile_grammar(tokenizer, tokenizer.vocab_size, **constraint)
@@ -204,6 +208,8 @@ def test_texts_of_other_grammars_match(tokenizer, rows, constraint, full):
         ({"grammar": "start: b"}, 'grammar: .*"b"'),
         ({"grammar": "b: /x/"}, "grammar: .*start"),
         ({"grammar": 'root ::= "a'}, "not GBNF"),
+        ({"grammar": r'root ::= "a\x00"'}, r"a literal cannot have .x00: write \[.x00\]"),
+        ({"grammar": r"root ::= [a\ud800]"}, "no character has the code .ud800"),
         ({"grammar": "start: /" + "a" * MAX_TEXT + "/"}, f"at most {MAX_TEXT}"),
         ({"regex": "x" * MAX_TEXT}, f"at most {MAX_TEXT}"),
         ({"grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1}\n" for i in range(5000))}, "more than 500 rules"),

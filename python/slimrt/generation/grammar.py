@@ -319,10 +319,54 @@ def _lark(text: str) -> str:
     if "::=" not in text:
         return enforceable_blocks(text)
     gbnf = _library("llguidance.gbnf_to_lark")
+    text = _GBNF_PART.sub(_in_lark, text)
     try:
         return str(gbnf.any_to_lark(text))
     except Exception as error:  # of several kinds
         raise GrammarError(f"not GBNF: {error}") from None
+
+
+# Of a GBNF: literals and classes (and comments, which may have halves of these), and codes of characters in them.
+# llguidance takes leading zeros off codes, so that "\u00e9ab" is U+E9AB, and knows none in literals.
+_GBNF_PART = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]', re.DOTALL)
+_CODE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+
+
+def _in_lark(part: re.Match[str]) -> str:
+    """A literal or a class as llguidance reads it; in classes it has operators that GBNF has not. GrammarError."""
+    if part[0][0] != "[":
+        return _CODE.sub(_in_literal, part[0])
+    return _CODE.sub(_in_class, part[0]).replace("&&", r"&\x26").replace("~~", r"~\x7e")
+
+
+def _in_class(code: re.Match[str]) -> str:
+    """A character of a class. GrammarError: there is none with that code."""
+    letter = _letter(code)
+    return code[0] if letter is None else letter if letter > "\xff" else f"\\x{ord(letter):02x}"
+
+
+def _in_literal(code: re.Match[str]) -> str:
+    """A character of a literal. GrammarError: there is none with that code, or it is a control character."""
+    letter = _letter(code)
+    if letter is None:
+        return code[0]
+    if letter in _ESCAPED:
+        return _ESCAPED[letter]
+    if letter < " " or letter == "\x7f":
+        raise GrammarError(f"a literal cannot have {code[0]}: write [{code[0]}]")
+    return letter
+
+
+_ESCAPED = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def _letter(code: re.Match[str]) -> str | None:
+    """None: it is no code but an escape. GrammarError: no character has it."""
+    digits = code[1] or code[2] or code[3]
+    number = int(digits or "0", 16)
+    if number > 0x10FFFF or 0xD800 <= number < 0xE000:
+        raise GrammarError(f"no character has the code {code[0]}")
+    return chr(number) if digits else None
 
 
 def _check_size(what: str, parts: str, text: str, mark: str) -> None:
