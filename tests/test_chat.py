@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import json
 
+import jinja2
 import pytest
 from tokenizers import pre_tokenizers
 
@@ -294,6 +295,17 @@ class TestErrors:
         messages = [{"role": "system", "content": "be brief"}, MESSAGES[0], call, {"role": "tool", "content": "4"}]
         assert text(template, messages[:2]).startswith("be brief:")
         assert text(template, messages) == f"{MESSAGES[0]['content']};;4;"
+
+    def test_many_system_messages_take_no_more_time_each(self, monkeypatch):
+        """One that the template changes is looked for by rendering the conversation again: all at once."""
+        rendered, render = [], jinja2.Template.render
+        monkeypatch.setattr(jinja2.Template, "render", lambda *a, **k: rendered.append(1) or render(*a, **k))
+        messages = [one for i in range(100) for one in ({"role": "system", "content": f"so {i}"}, MESSAGES[0])]
+        template = "{% for m in messages %}{{ m.content | upper }};{% endfor %}"
+        assert text(template, messages).startswith("SO 0;HI") and len(rendered) < 10
+        lost = template.replace("in messages", "in messages if not m.content.startswith('so 7')")
+        with pytest.raises(ChatError, match=r"messages\[14\]: the chat template leaves"):
+            text(lost, messages)
 
     def test_a_system_message_that_the_template_changes(self):
         """SmolLM3's takes such words out of it."""

@@ -161,14 +161,24 @@ def _check_system_messages(
 ) -> None:
     """ChatError for one of which a template writes nothing; it may change it, as SmolLM3's takes /no_think out."""
     squeezed = "".join(text.split())
-    for i, message in enumerate(messages):
-        if message["role"] != "system" or "".join(message["content"].split()) in squeezed:
-            continue
-        probed = {**message, "content": f"{message['content']} {_PROBE}"}
-        all_probed = [*messages[:i], probed, *messages[i + 1 :]]
-        # Mistral's have it in the last message, if that is a user's: nowhere, then, while a tool's is to be answered.
-        asked = max((at + 1 for at, one in enumerate(messages) if one["role"] == "user"), default=0)
-        if _PROBE not in written(all_probed) and (asked <= i or _PROBE not in written(all_probed[:asked])):
+    probes = {
+        i: f"{_PROBE}{i:06}"
+        for i, message in enumerate(messages)
+        if message["role"] == "system" and "".join(message["content"].split()) not in squeezed
+    }
+    if not probes:
+        return
+    probed = [
+        {**message, "content": f"{message['content']} {probes[i]}"} if i in probes else message
+        for i, message in enumerate(messages)
+    ]
+    text = written(probed)
+    # Mistral's have it in the last message, if that is a user's: nowhere, then, while a tool's is to be answered.
+    asked = max((at + 1 for at, one in enumerate(messages) if one["role"] == "user"), default=0)
+    if asked < len(messages) and min(probes) < asked:
+        text += written(probed[:asked])
+    for i, probe in probes.items():
+        if probe not in text:
             raise ChatError(
                 f"messages[{i}]: the chat template leaves the system message out, as of a model trained without one; "
                 "put it into the user's first message"
