@@ -115,6 +115,16 @@ class TestMessages:
             said = content if isinstance(content, str) else "hi"
             assert text(template, [{"role": "user", "content": content}]) == wanted.format(said)
 
+    @pytest.mark.parametrize("calls", [None, [], ()])
+    def test_null_is_as_if_it_were_not_there(self, calls):
+        """OpenAI's Python client writes what it has of a message, templates (Llama 3's) ask what a message has."""
+        template = (
+            "{% for m in messages %}{% if 'tool_calls' in m or 'audio' in m or m.reasoning_content is defined %}"
+            "{{ m.tool_calls | length }}{{ raise_exception('calls') }}{% else %}{{ m.content }};{% endif %}{% endfor %}"
+        )
+        answer = {"role": "assistant", "content": "b", "tool_calls": calls, "audio": None, "reasoning_content": None}
+        assert text(template, [MESSAGES[2], answer, MESSAGES[2]]) == "bye ü;b;bye ü;"
+
     def test_no_content_is_none_to_a_template_that_asks(self):
         """DeepSeek-R1's writes calls there alone."""
         template = (

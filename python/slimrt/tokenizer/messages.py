@@ -32,7 +32,7 @@ def checked_messages(messages: Sequence[Message], template: str, answer: bool) -
     Args:
         messages: {"role": ..., "content": ...}, in order; a content is text, or OpenAI's parts of the type "text",
             which are joined by new lines. An assistant's message that calls tools may have none, which is "" to a
-            template that does not ask for it.
+            template that does not ask for it. What is null is as if it were not there.
         template: the chat template's text: roles that it names are known, beside the usual ones. A developer's message
             is a system message to one that does not name that role.
         answer: the assistant's next message is wanted.
@@ -71,7 +71,11 @@ def _checked(where: str, message: Message, template: str) -> dict[str, Any]:
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise ChatError(f"{where}: the {role}'s message has no content")
     nothing = None if _ASKS_FOR_NONE.search(template) else ""
-    made = {**_with_thoughts(message), "role": role, "content": nothing if content is None else _text(where, content)}
+    # Clients write null, or no calls, for what a message has not; to templates that ask whether it is there, it is.
+    there = {
+        name: one for name, one in _with_thoughts(message).items() if one is not None and (one or name != "tool_calls")
+    }
+    made = {**there, "role": role, "content": nothing if content is None else _text(where, content)}
     if made.get("tool_calls") and made["content"] and made.get("thinking") and _TAKES_EITHER.search(template):
         made |= {"thinking": f"{made['thinking']}\n\n{made['content']}", "content": ""}
     return made
