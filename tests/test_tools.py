@@ -339,6 +339,24 @@ def test_tools_stand_in_the_prompt(chat):
     )
 
 
+@pytest.mark.parametrize("function", [{}, {"description": None, "parameters": None}])
+def test_tools_without_what_a_template_looks_into(chat, monkeypatch, function):
+    """gpt-oss' adds the description to a text, Hermes' goes through the properties; what asks for neither gets none."""
+    tools = [{"type": "function", "function": {"name": "now", **function}}]
+    looking = (
+        "{% for t in tools %}<{{ t.function.name + ':' + t.function.description }}{% for p in "
+        "t.function.parameters.properties %}{{ p }}{% endfor %}>{% endfor %}"
+    )
+    monkeypatch.setattr(tool_templates, "HERMES", looking + tool_templates.HERMES)
+    assert chat.detokenize(asked(chat, "HERMES", tools=tools).ids).startswith("<now:>")
+    with pytest.raises(ChatError, match="'nothing' is undefined"):
+        monkeypatch.setattr(
+            tool_templates, "HERMES", tool_templates.HERMES + "{{ nothing() if 'how' in messages[-1].content }}"
+        )
+        asked(chat, "HERMES", tools=tools)
+    assert json.dumps(tools[0]) in chat.detokenize(asked(chat, "LLAMA", tools=tools).ids)
+
+
 def test_the_template_that_a_file_has_for_tools(chat, monkeypatch):
     monkeypatch.setattr(chat.tokenizer, "chat_templates", {"tool_use": tool_templates.HERMES})
     request = {"messages": MESSAGES, "options": {}}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from slimrt.errors import GrammarError, UnsupportedError
+from slimrt.errors import ChatError, GrammarError, UnsupportedError
 from slimrt.generation.grammar import compile_grammar, json_rules, quoted, source_of, vocabulary_of
 from slimrt.generation.options import GenerateOptions, Options
 from slimrt.generation.waiting import WaitingGrammar, split_controls
@@ -184,8 +184,28 @@ def _prompt(
     if tools and format is not None and format.origin == "prompt":
         messages = _instructed(tokenizer, template, messages, instructions(tools))
     elif tools:
-        variables["tools"] = tools
+        return _with_tools(tokenizer, template, messages, variables, tools)
     return render_chat(tokenizer, messages, chat_template=template, variables=variables)
+
+
+def _with_tools(
+    tokenizer: Tokenizer,
+    template: str,
+    messages: list[Any],
+    variables: dict[str, Any],
+    tools: Sequence[Mapping[str, Any]],
+) -> list[int]:
+    """A prompt that shows tools. OpenAI's may have no description and no parameters, which some templates look into
+    (gpt-oss', Hermes'): to these both are empty."""
+    try:
+        return render_chat(tokenizer, messages, chat_template=template, variables=variables | {"tools": tools})
+    except ChatError:
+        empty = {"description": "", "parameters": {"type": "object", "properties": {}}}
+        given = [{name: one for name, one in _function(tool).items() if one is not None} for tool in tools]
+        if all(empty.keys() <= function.keys() for function in given):
+            raise
+        full = [{**tool, "function": empty | function} for tool, function in zip(tools, given, strict=True)]
+        return render_chat(tokenizer, messages, chat_template=template, variables=variables | {"tools": full})
 
 
 def _instructed(tokenizer: Tokenizer, template: str, messages: list[Any], text: str) -> list[Any]:
