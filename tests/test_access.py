@@ -26,13 +26,17 @@ ACCESSES = ["none", "none:0:several", "t1", "nta:1048576"] + [
 ]
 TYPES = {"f32": 130, "f16": 131, "bf16": 67, "q8_0": 1056, "q4_0": 96, "q4_k": 768, "q5_k": 512, "q6_k": 768}
 TYPES |= {"iq4_nl": 96, "iq4_xs": 768, "mxfp4": 96, "tq2_0": 512, "iq2_n": 512, "iq3_xxs_n": 256, "iq3_s_n": 512}
+TYPES |= {"q4_1_r16": 96, "q5_0_r16": 160, "q5_1_r16": 64, "q2_k_r16": 512, "q3_k_r16": 256}
 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kind", TYPES)
 def test_products_have_the_same_bits_however_weights_are_accessed(kind, isa, monkeypatch):
-    rows, k = 53, TYPES[kind]
-    raw, _ = random_weight(kind, rows, k, seed=1)
+    of_rows, k = kind.removesuffix("_r16"), TYPES[kind]
+    rows = 53 if of_rows == kind else 48
+    raw, _ = random_weight(of_rows, rows, k, seed=1)
+    if of_rows != kind:
+        _, raw = ops.interleave(of_rows, raw.reshape(-1), k)
     for tokens in (1, 3):
         x = np.random.default_rng(tokens).normal(size=(tokens, k)).astype(np.float32)
         found = set()
@@ -97,7 +101,7 @@ def test_an_unknown_access_is_refused_with_the_list(text, tiny, monkeypatch):
 
 def test_what_is_measured_is_an_access(monkeypatch):
     for isa in ISAS:
-        for kind in ("q4_k", "f16", "float_rows", "rows"):
+        for kind in ("q4_k", "f16", "q2_k_r16", "q5_0_r16", "iq3_s_n", "float_rows", "rows"):
             found = core.tune(kind, isa, 2, 0.0)
             assert f"{kind}={found['best']}" in core.access(f"{kind}={found['best']}").split(",")
             assert found["gain"] == 1 or found["gain"] > 1.05
@@ -189,6 +193,17 @@ def test_large_models_follow_what_is_measured(kept, monkeypatch):
     assert core.access() == core.access("usual")
 
 
+@pytest.mark.parametrize(
+    ("stored", "held"), [("Q4_1", "q4_1_r16"), ("Q2_K", "q2_k_r16"), ("IQ2_XS", "iq2_n"), ("Q8_0", "q8_0")]
+)
+def test_what_is_followed_is_what_weights_are_held_as(stored, held, kept, tmp_path, monkeypatch):
+    path = write_tiny(tmp_path / stored, d=256, d_ff=512, stored=stored)
+    info = core.cpu_info()
+    monkeypatch.setattr(core, "cpu_info", lambda: info | {"cache_bytes": 550_000})
+    with slimrt.Model(path, n_ctx=64, progress=False):
+        assert kept == [held, "float_rows", "rows"]
+
+
 def test_a_load_says_what_it_measured(kept, run, tiny, monkeypatch):
     info = core.cpu_info()
     monkeypatch.setattr(core, "cpu_info", lambda: info | {"cache_bytes": 64, "access_kinds": ["q8_0", "rows"]})
@@ -266,7 +281,7 @@ def test_doctor_shows_it_and_measures_again(kept, run, monkeypatch):
     assert (code, err) == (0, "") and kept == core.cpu_info()["access_kinds"]
     assert "q8_0 nta:4096 (x1.20, 90% of a read)" in out and str(machine.kept_in(core.cpu_info()["isa"])) in out
     report = json.loads(run("doctor", "-t", 2, "--json")[1])
-    assert report["access"]["f16"].startswith("t0:4096 (x1.00") and len(kept) == 17
+    assert report["access"]["f16"].startswith("t0:4096 (x1.00") and len(kept) == 22
     monkeypatch.setenv("SLIMRT_ACCESS", "t1:64")
     report = json.loads(run("doctor", "--json")[1])
     assert report["access"] == core.access("t1:64") and report["access_from"] == "SLIMRT_ACCESS=t1:64"

@@ -24,9 +24,9 @@ constexpr DType kTypes[] = {DType::Q8_0,  DType::Q4_0,   DType::Q4_K,   DType::Q
                             DType::TQ2_0, DType::F16,    DType::BF16,   DType::F32};
 
 /// Whole matrices.
-std::vector<uint8_t> random_weights(DType type, const Effort& effort) {
+std::vector<uint8_t> random_matrices(DType type, const Effort& effort) {
     const size_t matrix = size_t(effort.rows) * row_bytes(type, effort.cols);
-    return random_blocks(type, std::max<size_t>(1, (size_t(effort.megabytes) << 20) / matrix) * matrix);
+    return random_weights(std::max<size_t>(1, (size_t(effort.megabytes) << 20) / matrix) * matrix);
 }
 
 Json product(const Effort& effort, const Matrices& weights, int threads, int64_t tokens, double peak) {
@@ -85,7 +85,7 @@ std::vector<Json> access(const Effort& effort) {
 std::vector<Json> products(const Effort& effort) {
     std::vector<Json> found;
     for (const DType type : kTypes) {
-        const std::vector<uint8_t> bytes = random_weights(type, effort);
+        const std::vector<uint8_t> bytes = random_matrices(type, effort);
         const double peak = dot_peak(type, effort.isa);
         for (const int threads : effort.threads)
             for (const int64_t tokens : {1, 8, 64})

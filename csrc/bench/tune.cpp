@@ -18,6 +18,7 @@
 #include "core/memory_info.h"
 #include "core/processors.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/interleave.h"
 
 namespace slimrt::bench {
 namespace {
@@ -115,7 +116,7 @@ class Products final : public Trial {
         rows_ = int64_t(sizes.turn / row) / 64 * 64;
         turns_ = int64_t(sizes.all / (size_t(rows_) * row));
         memory_ = small_pages(size_t(turns_ * rows_) * row);
-        const std::vector<uint8_t> some = random_blocks(type_, 64 * row);
+        const std::vector<uint8_t> some = random_weights(64 * row);
         backend_.run_on_host(turns_ * rows_ / 16, [&](int64_t item, int) {
             std::memcpy(memory_.data.get() + size_t(item) * 16 * row,
                         some.data() + size_t(item % 4) * 16 * row, 16 * row);
@@ -226,16 +227,23 @@ class CachedRows final : public Trial {
 
 bool is_rows(const std::string& kind) { return kind == "rows" || kind == "float_rows"; }
 
+/// Whether rows may be read side by side, as many streams. Where 16 lie so they are one.
+bool has_streams(const std::string& kind) {
+    if (is_rows(kind)) return false;
+    const DType type = find_dtype(kind.c_str())->dtype;
+    return cpu::rows_type(type) == type;
+}
+
 std::unique_ptr<Trial> trial_of(const std::string& kind, const std::string& isa, int n_threads, bool full) {
     if (is_rows(kind)) return std::make_unique<CachedRows>(kind, isa, n_threads, full);
     return std::make_unique<Products>(kind, isa, n_threads, full);
 }
 
 /// The usual one first, and once: against itself it would win by chance.
-std::vector<Access> candidates(Access usual, bool has_streams) {
+std::vector<Access> candidates(Access usual, bool streams) {
     std::vector<Access> all;
     for (const bool several : {false, true}) {
-        if (several && !has_streams) break;
+        if (several && !streams) break;
         all.push_back({Hint::none, several, 0});
         for (const Hint hint : {Hint::t0, Hint::t1, Hint::nta})
             for (const int32_t ahead : {2 << 10, 4 << 10, 8 << 10, 16 << 10})
@@ -306,7 +314,7 @@ Tuned tune(const std::string& kind, const std::string& isa, int n_threads, doubl
     const bool full = seconds > 0;
     const auto trial = trial_of(kind, isa, n_threads, full);
     const Access usual = trial->usual();
-    const std::vector<Access> all = candidates(usual, !is_rows(kind));
+    const std::vector<Access> all = candidates(usual, has_streams(kind));
     trial->time(usual);  // wakes threads
     const auto first = gains(*trial, all, full ? 3 : 1, seconds / 2);
     const auto best = std::ranges::max_element(first, {}, median);

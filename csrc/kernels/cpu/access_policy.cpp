@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "kernels/cpu/interleave.h"
 #include "kernels/cpu/isa.h"
 
 namespace slimrt::cpu {
@@ -15,9 +16,11 @@ namespace {
 
 constexpr const char* kHints[] = {"none", "t0", "t1", "nta"};
 constexpr int32_t kMostAhead = 1 << 20;
-constexpr DType kTypes[] = {DType::F32,   DType::F16,   DType::BF16,  DType::Q8_0,      DType::Q4_0,
-                            DType::Q4_K,  DType::Q5_K,  DType::Q6_K,  DType::IQ4_NL,    DType::IQ4_XS,
-                            DType::MXFP4, DType::TQ2_0, DType::IQ2_N, DType::IQ3_XXS_N, DType::IQ3_S_N};
+constexpr DType kTypes[] = {DType::F32,      DType::F16,       DType::BF16,     DType::Q8_0,
+                            DType::Q4_0,     DType::Q4_K,      DType::Q5_K,     DType::Q6_K,
+                            DType::IQ4_NL,   DType::IQ4_XS,    DType::MXFP4,    DType::TQ2_0,
+                            DType::IQ2_N,    DType::IQ3_XXS_N, DType::IQ3_S_N,  DType::Q4_1_R16,
+                            DType::Q5_0_R16, DType::Q5_1_R16,  DType::Q2_K_R16, DType::Q3_K_R16};
 
 std::mutex mutex;
 std::optional<AccessPolicy> policy_set;
@@ -83,6 +86,8 @@ AccessPolicy usual_access() {
         policy.weights[static_cast<size_t>(type)] = {Hint::t0, false, 8 << 10};
     for (const DType type : {DType::F32, DType::F16, DType::BF16})
         policy.weights[static_cast<size_t>(type)] = {Hint::t0, false, 4 << 10};
+    for (const DType type : kTypes)  // 16 rows are one stream, whatever is asked for
+        if (rows_type(type) != type) policy.weights[static_cast<size_t>(type)].several = false;
     policy.float_rows = policy.rows = usual_access_of_rows();
     return policy;
 }
