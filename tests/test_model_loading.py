@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -14,6 +15,7 @@ import pytest
 import slimrt
 from conftest import GREEDY, PROMPT, TESTS, relative, rms, third_party
 from slimrt import core
+from slimrt.modelfile.gguf import read_gguf, write_gguf
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.units import format_bytes, parse_bytes
 from tiny_model import BOS, write_tiny
@@ -295,6 +297,33 @@ def test_heads_that_are_no_sixteens_of_rows_lie_as_before(tmp_path):
         if not name.endswith("norm.weight")
     }
     assert len(unpacked) == 7 and core.plan(str(tmp_path / "False"))["weights"] == sum(sizes.values())
+
+
+@pytest.mark.parametrize(("stored", "d"), [("Q4_1", 32), ("Q5_1", 32), ("Q2_K", 256)])
+def test_what_is_unpacked_is_rounded_to_f16_once(stored, d, tmp_path):
+    """By half a unit in the last place, 2^-11 of a weight: below float16's normal numbers weights are multiples of its
+    smallest one, as scales are. The logits are those of a file that has what float16 makes of the weights, to the bit.
+    """
+    source = write_tiny(tmp_path / "m", d=d, d_ff=d, stored=stored)
+    data = read_gguf(source)
+    parts = ("token_embd",) if d == 256 else ("token_embd", "attn_q", "attn_k", "attn_v")
+    odd = [name for name in data.tensors if name.split(".")[-2] in parts]  # rows that are no sixteens; heads of 8
+    for name in odd:
+        values = data.tensor(name).values()
+        halves = values.astype(np.float16)
+        error = np.abs(halves - values)
+        assert error.any() and (error <= 2.0**-11 * np.abs(values)).all()
+        half = replace(
+            data.tensor(name), type=gguf.GGMLQuantizationType.F16, load=lambda halves=halves: halves.view(np.uint8)
+        )
+        data = data.with_tensors(half)
+    write_gguf(tmp_path / "f16", data, show_progress=False)
+    found = []
+    for path in (source, tmp_path / "f16"):
+        with slimrt.Model(path, n_ctx=64, cache_type="f32", progress=False) as model:
+            found.append([model.logits([3, 40, 41, 50, 7]), model.logits(list(range(3, 50)))])
+    for quantised, floats in zip(*found, strict=True):
+        assert np.array_equal(quantised, floats)
 
 
 @pytest.mark.parametrize("stored", GRIDS)
