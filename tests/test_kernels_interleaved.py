@@ -122,3 +122,22 @@ def test_experts(isa):
     as_floats = [(values.astype(np.float32).view(np.uint8).reshape(-1), "f32") for _, values in made]
     wanted = ops.experts("silu", x, as_floats, experts, inner, ids, shares, isa, 2, (), None)
     assert np.abs(got - wanted).max() < 0.02 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("type_name", TYPES)
+def test_threads_and_heads_change_no_bit(type_name, isa):
+    """What a thread takes of a weight, or of a head, is whole sixteens."""
+    heads, rows, k = 3, 48, 2 * block_size(type_name)
+    raw, _ = random_weight(type_name, heads * rows, k)
+    held, sides = interleaved(raw, type_name, k)
+    for tokens in (1, 9, 40):
+        x = np.random.default_rng(tokens).normal(size=(tokens, heads, k)).astype(np.float32)
+        of_heads = zip(x.swapaxes(0, 1), np.split(sides.reshape(-1), heads), strict=True)
+        alone = np.concatenate([ops.linear(part.copy(), w, held, rows, None, isa, 1) for part, w in of_heads], axis=1)
+        whole = ops.linear(x[:, 0].copy(), sides, held, heads * rows, None, isa, 1)
+        for threads in (1, 2, 5):
+            got = ops.linear_per_head(x.reshape(tokens, -1), sides, held, rows, heads, isa, threads)
+            assert np.array_equal(got, alone)
+            got = ops.linear(x[:, 0].copy(), sides, held, heads * rows, None, isa, threads)
+            assert np.array_equal(got, whole)

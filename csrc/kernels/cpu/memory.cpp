@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string>
 
+#include "core/bytes_behind.h"
 #include "core/error.h"
 #include "core/huge_pages.h"
 #include "core/memory_info.h"
@@ -36,11 +37,12 @@ Buffer Memory::alloc(MemoryKind kind, size_t bytes, const char* what) {
         const uint64_t available = available_memory();  // 0: unknown
         if (available && bytes > available) fail_alloc(bytes, available, what);
     }
-    const size_t mapped = std::max<size_t>(bytes, 1);
+    const size_t mapped = std::max<size_t>(bytes, 1) + kBytesBehind;
     const int protection = pool_ ? PROT_READ | PROT_WRITE : PROT_NONE;
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (pool_ ? 0 : MAP_NORESERVE);
     void* data = mmap(nullptr, mapped, protection, flags, -1, 0);
     if (data == MAP_FAILED) fail_alloc(bytes, available_memory(), what);
+    forbid(static_cast<std::byte*>(data) + bytes, mapped - bytes);
 
     Buffer buffer;
     buffer.bytes = bytes;
@@ -48,6 +50,7 @@ Buffer Memory::alloc(MemoryKind kind, size_t bytes, const char* what) {
     count += bytes;
     buffer.data = std::shared_ptr<std::byte>(static_cast<std::byte*>(data),
                                              [used = used_, &count, bytes, mapped](std::byte* p) {
+                                                 allow(p, mapped);
                                                  munmap(p, mapped);
                                                  count -= bytes;
                                              });
