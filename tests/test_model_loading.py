@@ -281,6 +281,8 @@ def test_rows_side_by_side_take_what_they_take_in_the_file(stored, tmp_path, run
     assert core.plan(str(path))["weights"] == sum(sizes)
     report = json.loads(run("inspect", path, "--json")[1])
     assert sum(tensor["held_bytes"] for tensor in report["tensors"] if "held_as" in tensor) == sum(sizes)
+    both = sorted({tensor["held_as"] for tensor in report["tensors"] if "held_as" in tensor})
+    assert len(both) == 2 and f"; in memory {both[0]} and {both[1]}, " in run("inspect", path)[1]
     with slimrt.Model(path, n_ctx=64, progress=False) as model:
         assert model.memory()["weights"] == sum(sizes)
 

@@ -220,10 +220,10 @@ def _print(report: dict[str, Any], *, all_tensors: bool) -> None:
 
 
 def _held(tensors: list[dict[str, Any]]) -> str:
-    """What is not multiplied as it is stored takes at load."""
+    """What is not multiplied as it is stored takes at load, in one type or, where rows differ in number, in two."""
     others = [t for t in tensors if "held_as" in t]
-    total = format_bytes(sum(t["held_bytes"] for t in others))
-    return f"; in memory {others[0]['held_as']}, {total}" if others else ""
+    types = " and ".join(sorted({t["held_as"] for t in others}))
+    return f"; in memory {types}, {format_bytes(sum(t['held_bytes'] for t in others))}" if others else ""
 
 
 def _answer(mode: dict[str, Any]) -> str:
