@@ -419,6 +419,17 @@ def test_a_session_finds_room_where_left_rows_are():
             assert session.append(model.tokenize(STORY) * 3).shape[0] > 64
 
 
+@pytest.mark.parametrize("more", [0, 5, 20])  # as texts' tokens come, and as prompts do
+def test_a_full_cache_needs_no_copy_of_what_was_left(more):
+    """Rows that were left fill it to the last block, where the text goes on that begins as they do."""
+    with load(n_seqs=1, n_ctx=64) as model:
+        ids = (model.tokenize(STORY) * 4)[:60]
+        model.generate(ids[:40], max_tokens=2, cache_prompt=True, **GREEDY)
+        again = model.generate(ids[: 40 + more], max_tokens=2, cache_prompt=True, **GREEDY)
+        assert again.usage.cached_tokens >= 39
+        assert again.tokens == model.generate(ids[: 40 + more], max_tokens=2, **GREEDY).tokens
+
+
 def test_several_answers_take_what_was_left(model):
     first = model.generate(STORY * 2, max_tokens=20, cache_prompt=True, **GREEDY)
     several = model.generate(STORY * 2 + first.text, n=3, max_tokens=10, cache_prompt=True, **GREEDY)

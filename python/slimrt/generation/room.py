@@ -64,7 +64,7 @@ class Room:
                 self.give_up(victim)
             elif len(texts) > 1 or texts[0].ticket.order > oldest:
                 victim = max((part.ticket for part in texts), key=lambda one: one.order)
-            else:
+            elif not self._let_go():
                 break  # nobody else has what it needs: the engine says what that is
             texts = [part for part in texts if part.ticket is not victim]
         return texts
@@ -76,9 +76,20 @@ class Room:
 
     def _forced(self, part: Part) -> list[Part]:
         """The oldest, where nobody finds room: all the others give up their rows for it, one after the other."""
-        while not self._has_room(part.all_items) and (victim := self._youngest(part.ticket.order)):
-            self.give_up(victim)
+        while not self._has_room(part.all_items):
+            if victim := self._youngest(part.ticket.order):
+                self.give_up(victim)
+            elif not self._let_go():
+                break
         return [part]
+
+    def _let_go(self) -> bool:
+        """Has prefixes forget what they cannot free, since texts that go on from it hold the same blocks: these need no
+        copy of the last one then, for which there is no room. False: they have nothing."""
+        if self.prefixes is None or not any(self.prefixes.held):
+            return False
+        self.prefixes.clear()
+        return True
 
     def _has_room(self, items: Sequence[tuple[Any, Ids]]) -> bool:
         """Whether tokens find room, once the prefixes and all else that nobody uses have given up what that takes."""
