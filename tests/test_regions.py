@@ -394,3 +394,18 @@ def test_saved_regions_that_cannot_be(convert):
             load(wrong)
     with pytest.raises(slimrt.ModelFormatError, match="need"):
         load(96)
+
+
+def test_a_text_that_was_cut_has_more_aged_rows_than_a_small_context(convert):
+    """Which is said of n_ctx: the file is sound, and loads where there is room for them."""
+    path = convert(GOLDEN / "llama_gqa_tied")
+    engine = open_engine(path, "kivi", "q4", n_ctx=N_CTX)
+    sequence = engine.new_sequence()
+    engine.append([(sequence, ids_of(0, 190))])
+    engine.truncate(sequence, 100)  # of as many none have aged where a text grows
+    saved = engine.save_sequence(sequence)
+    assert engine.length(open_engine(path, "kivi", "q4", n_ctx=N_CTX).load_sequence(saved)) == 100
+    small = open_engine(path, "kivi", "q4", n_ctx=128)
+    with pytest.raises(slimrt.ContextOverflowError, match="cut from a longer one.*raise n_ctx"):
+        small.load_sequence(saved)
+    assert small.free_blocks() == small.n_blocks()

@@ -135,8 +135,9 @@ class KvCache {
     /// BlockPool::visit_rows). Throws Error{argument} unless `from` is a whole block of it, and beyond 0
     /// Error{unsupported} where what a text keeps of its beginning changes as it grows.
     std::vector<std::byte> save(int sequence, int64_t from) const;
-    /// Back to the end of a sequence of `from` tokens, which then has `length`. Throws Error{format}, and
-    /// Error{argument} for another sequence.
+    /// Back to the end of a sequence of `from` tokens, which then has `length`. Throws Error{format},
+    /// Error{argument} for another sequence, and Error{context_overflow} without blocks for its rows: of a
+    /// text that was cut more have aged than of any that grows to its length.
     void restore(int sequence, std::span<const std::byte> bytes, int64_t from, int64_t length);
 
     /// Lengthens a sequence to `length` tokens with copies of its own blocks, in turn: a long context to

@@ -53,9 +53,12 @@ size_t KvCache::restore_ends(const Group& group, std::vector<Kept>& classes, int
         int64_t& end = classes[c].end;
         std::memcpy(&end, bytes.data() + (c - 1) * sizeof(int64_t), sizeof(int64_t));
         const bool whole = end >= begin && (end - begin) % kBlockTokens == 0;
-        if (!whole || end - begin > group.classes[c].max_blocks * kBlockTokens ||
-            end < group.regions.begin(c - 1, length) || end > std::max(length, group.regions.sinks))
+        if (!whole || end < group.regions.begin(c - 1, length) || end > std::max(length, group.regions.sinks))
             fail(ErrorCode::format, "saved rows of ", length, " tokens: a region cannot end at ", end);
+        if (end - begin > group.classes[c].max_blocks * kBlockTokens)
+            fail(ErrorCode::context_overflow, "the saved sequence of ", length,
+                 " tokens was cut from a longer one, and of its rows more have aged than an n_ctx of ",
+                 n_ctx_, " has room for: raise n_ctx (--ctx)");
     }
     return size;
 }

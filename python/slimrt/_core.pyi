@@ -278,7 +278,8 @@ class Engine:
         """
     def save_sequence(self, sequence: int) -> NDArray[np.uint8]: ...
     def load_sequence(self, data: NDArray[np.uint8]) -> int:
-        """A new sequence from saved rows. ModelFormatError when they are of another model or cache."""
+        """A new sequence from saved rows. ModelFormatError when they are of another model or cache;
+        ContextOverflowError: more tokens than n_ctx, or more rows that have aged, of a longer text that was cut."""
     def save_rows(self, sequence: int, begin: int) -> NDArray[np.uint8]:
         """The rows of the tokens from begin on, a multiple of 32; from 0 on as save_sequence. ValueError: another
         begin. UnsupportedError: beyond 0 where layers have a sliding window, or rows age."""

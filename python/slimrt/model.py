@@ -269,7 +269,8 @@ class Model(OpenAIMethods, Closing):
 
         Raises:
             ModelFormatError: not a session file, damaged, or of another model file or cache.
-            ContextOverflowError: it holds more tokens than n_ctx.
+            ContextOverflowError: it holds more tokens than n_ctx; or it was cut from a text of more, most of whose rows
+                had aged.
             UnsupportedError: a model with an encoder.
         """
         continues_texts(self._runtime.source)
