@@ -419,6 +419,16 @@ def test_a_session_finds_room_where_left_rows_are():
             assert session.append(model.tokenize(STORY) * 3).shape[0] > 64
 
 
+@pytest.mark.parametrize("lengths", [((74, 1), (92, 7), (96, 3), (89, 1)), ((56, 6), (95, 4), (50, 7), (84, 6))])
+def test_a_session_finds_room_where_left_rows_have_aged(lengths):
+    """Of several kinds of blocks those that are scarcest may not be the ones that what is left last can free."""
+    with load(n_seqs=1, n_ctx=128, n_batch=8, cache="lowrank", cache_type="auto", allow_lossy=True) as model:
+        ids = (model.tokenize(STORY) * 6)[:126]
+        for own, (begin, more) in enumerate(lengths):
+            model.generate(ids[:begin] + [5 + own] * more, max_tokens=2, cache_prompt=True, ignore_eos=True, **GREEDY)
+        assert len(model.score(ids).logprobs) == 125
+
+
 @pytest.mark.parametrize("more", [0, 5, 20])  # as texts' tokens come, and as prompts do
 def test_a_full_cache_needs_no_copy_of_what_was_left(more):
     """Rows that were left fill it to the last block, where the text goes on that begins as they do."""

@@ -369,7 +369,7 @@ def prefixes_of(runtime: Runtime, store: PrefixStore | None = None) -> PrefixTre
     with runtime.lock:
         if loop.room.prefixes is None:
             loop.room.prefixes = PrefixTree(runtime, store)
-            runtime.reclaim = loop.room.prefixes.evict
+            runtime.reclaim = loop.room.prefixes.give_way
         return loop.room.prefixes
 
 

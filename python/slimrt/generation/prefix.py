@@ -123,6 +123,15 @@ class PrefixTree:
         with self._runtime.use() as engine:
             return self._evict(engine, blocks)
 
+    def give_way(self, blocks: int) -> int:
+        """The same; where none became free all is given back, whose blocks are shared, or of a kind that is not scarce
+        now. 0: nothing is left."""
+        if freed := self.evict(blocks):
+            return freed
+        _, tokens = self.held
+        self.clear()
+        return tokens
+
     def write(self) -> None:
         """Has the store, if there is one, keep all that is here: what was used last is what it drops last."""
         with self._runtime.use() as engine:

@@ -40,7 +40,7 @@ class Runtime:
         access: how memory is accessed where that is faster than the usual way (slimrt.machine), for people.
         loop: of all its tasks, where there were some (generation.loop).
         draft: a model that drafts for its texts, closed with it (generation.draft_model); None: there is none.
-        reclaim: makes blocks of the cache free that only wait for a use, at most so many; returns how many.
+        reclaim: makes so many blocks of the cache free that only wait for a use, or all; returns 0: none do.
         compared: the caches of which the fastest was to be found, with their times, for people; "" where one was named.
     """
 
