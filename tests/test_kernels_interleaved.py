@@ -6,12 +6,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conftest import ISAS
+from conftest import ISAS, PRODUCT_ISAS
 from slimrt._core import ops
 from test_kernels import EPS, activation_rounding
 from weight_formats import block_size, dequantised, half_bytes, random_weight
 
-TYPES = ["q4_1", "q5_0", "q5_1", "q2_k", "q3_k"]  # on the CPU these are held so
+TYPES = ["q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k"]  # on the CPU these are held so
 
 
 def interleaved(raw: np.ndarray, type_name: str, k: int) -> tuple[str, np.ndarray]:
@@ -40,7 +40,7 @@ def test_words_of_16_rows_follow_one_another(type_name):
     if odd:
         at = half_bytes(type_name)[0]
         assert np.array_equal(sides[-32:].reshape(16, 2), raw[:, at : at + 2])
-    if type_name in ("q4_1", "q2_k"):  # no bit of which is elsewhere
+    if type_name in ("q4_1", "q2_k", "q4_k", "q5_k"):  # no bit of which is elsewhere
         assert np.array_equal(sides.reshape(-1, 16, 4).swapaxes(0, 1).reshape(16, -1), raw)
     with pytest.raises(ValueError, match="no multiple of 16 rows"):
         ops.interleave(type_name, raw[:15].reshape(-1), block_size(type_name))
@@ -48,7 +48,7 @@ def test_words_of_16_rows_follow_one_another(type_name):
         ops.interleave("f32", np.zeros(64, np.uint8), 1)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", PRODUCT_ISAS)
 @pytest.mark.parametrize("type_name", TYPES)
 def test_products(type_name, isa):
     """Of a token, of few and of many, with rows that fill panels and that do not, on one thread and two."""

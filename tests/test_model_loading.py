@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -251,7 +252,10 @@ def logits_of(path: Path, stored: str, dequantised: bool = False) -> np.ndarray:
 SIDE_BY_SIDE = ["Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K"]
 
 
-@pytest.mark.parametrize("stored", ["Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", "TQ1_0", "TQ2_0", *SIDE_BY_SIDE, *GRIDS])
+WITH_PRODUCT = ["Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "TQ1_0", "TQ2_0", *SIDE_BY_SIDE, *GRIDS]
+
+
+@pytest.mark.parametrize("stored", WITH_PRODUCT)
 def test_types_with_a_product_multiply_as_their_values_do(stored, tmp_path):
     """But for the rounding of activations to int8."""
     got, wanted = logits_of(tmp_path / "q", stored), logits_of(tmp_path / "f", stored, dequantised=True)
@@ -285,6 +289,41 @@ def test_rows_side_by_side_take_what_they_take_in_the_file(stored, tmp_path, run
     assert len(both) == 2 and f"; in memory {both[0]} and {both[1]}, " in run("inspect", path)[1]
     with slimrt.Model(path, n_ctx=64, progress=False) as model:
         assert model.memory()["weights"] == sum(sizes)
+
+
+def resident(path: Path) -> int:
+    """Bytes of a mapped file that count as this process's memory."""
+    kib = 0
+    for mapping in re.split(r"^(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE):
+        if f" {path}\n" in mapping:
+            kib += int(mapping.partition("\nRss:")[2].split()[0])
+    return kib << 10
+
+
+@pytest.mark.unemulated  # resident memory
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_that_lie_side_by_side_leave_the_file(tied, tmp_path):
+    """Q4_K is multiplied as it is stored, and sooner with 16 rows side by side: nothing of it takes memory twice. Rows
+    that are only looked up stay in the file: of as many words as are no multiple of 16, or beside an output of its own.
+    """
+    path = write_tiny(tmp_path / "m", d=256, d_ff=8192, stored="Q4_K")
+    if not tied:
+        data = read_gguf(path)
+        rows = np.tile(data.tensor("token_embd.weight").load(), (2, 1))[:272]
+        values = {
+            name: replace(data.tensor("token_embd.weight"), name=name, shape=(272, 256), load=lambda: rows)
+            for name in ("token_embd.weight", "output.weight")
+        }
+        write_gguf(tmp_path / "untied", data.with_tensors(*values.values()), show_progress=False)
+        path = tmp_path / "untied"
+    file = core.GgufFile(str(path))
+    quantised = {name: file.tensor_bytes(name) for name, (kind, _) in file.tensors().items() if kind == "q4_k"}
+    looked_up = quantised["token_embd.weight"]
+    with slimrt.Model(path, n_ctx=64, progress=False) as model:
+        memory = model.memory()
+        assert memory["weights"] == sum(quantised.values()) - looked_up and memory["mapped"] >= looked_up
+        assert np.isfinite(model.logits([3, 40, 41, 50, 7])).all()
+        assert resident(path) < file.bytes().size / 4
 
 
 def test_heads_that_are_no_sixteens_of_rows_lie_as_before(tmp_path):

@@ -17,7 +17,7 @@ LETTERS = ["▁", *"abcdefghijklmnopqrstuvwxyz"]
 TOKENS = CONTROL + BYTES + LETTERS
 # What a block's scale is multiplied by, at most.
 LARGEST = {"IQ4_NL": 113, "IQ4_XS": 32 * 113, "IQ2_XXS": 167, "IQ2_XS": 167, "IQ2_S": 167, "IQ3_XXS": 480, "IQ3_S": 465}
-LARGEST |= {"Q2_K": 15 * 3, "Q3_K": 32 * 4, "Q5_K": 63 * 31}
+LARGEST |= {"Q2_K": 15 * 3, "Q3_K": 32 * 4, "Q4_K": 63 * 15, "Q5_K": 63 * 31, "Q6_K": 128 * 32}
 BOS, EOS, FIRST_BYTE = 1, 2, len(CONTROL)
 
 TEMPLATE = (

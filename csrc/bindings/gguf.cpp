@@ -6,9 +6,8 @@
 
 #include "bindings/bindings.h"
 #include "core/error.h"
-#include "kernels/cpu/interleave.h"
 #include "kernels/cpu/isa.h"
-#include "kernels/cpu/repack.h"
+#include "model/weight_memory.h"
 
 namespace slimrt {
 namespace {
@@ -100,12 +99,7 @@ nb::tuple held(const GgufFile& file, const std::string& name) {
         while (kernel->product && kernel->weight_type != uint32_t(type)) ++kernel;
         return kernel->product != nullptr;
     };
-    const DType interleaved = cpu::interleaved_type(t.dtype);
-    const bool in_sixteens = multiplied(interleaved) && t.rows % cpu::kInterleavedRows == 0;
-    const DType same = multiplied(t.dtype) ? t.dtype
-                       : in_sixteens       ? interleaved
-                                           : cpu::repacked_type(t.dtype);
-    const DType type = multiplied(same) ? same : DType::F16;
+    const DType type = held_type(t.dtype, t.rows, multiplied);
     return nb::make_tuple(dtype_info(type).name, t.rows * row_bytes(type, t.cols));
 }
 

@@ -49,6 +49,8 @@ constexpr DTypeInfo kTypes[] = {
     {DType::Q5_1_R16, "q5_1_r16", 32, 24},
     {DType::Q2_K_R16, "q2_k_r16", 256, 84},
     {DType::Q3_K_R16, "q3_k_r16", 256, 110},
+    {DType::Q4_K_R16, "q4_k_r16", 256, 144},
+    {DType::Q5_K_R16, "q5_k_r16", 256, 176},
 };
 constexpr CacheType kCacheTypes[] = {
     {DType::F32, 32, 0, 0},
@@ -61,17 +63,16 @@ constexpr CacheType kCacheTypes[] = {
     {DType::Q3, 3, 32, 2 * sizeof(uint16_t)},
     {DType::Q2, 2, 32, 2 * sizeof(uint16_t)},
 };
-constexpr size_t kNumbers = 254;  // type numbers end with Q3_K_R16
 
 /// By type number, since views look their type up all the time; holes have block 0.
-constexpr std::array<DTypeInfo, kNumbers> kByNumber = [] {
-    std::array<DTypeInfo, kNumbers> table{};
+constexpr std::array<DTypeInfo, kTypeNumbers> kByNumber = [] {
+    std::array<DTypeInfo, kTypeNumbers> table{};
     for (const DTypeInfo& info : kTypes) table[static_cast<size_t>(info.dtype)] = info;
     return table;
 }();
 
-constexpr std::array<CacheType, kNumbers> kCacheTypeByNumber = [] {
-    std::array<CacheType, kNumbers> table{};
+constexpr std::array<CacheType, kTypeNumbers> kCacheTypeByNumber = [] {
+    std::array<CacheType, kTypeNumbers> table{};
     for (const CacheType& type : kCacheTypes) table[static_cast<size_t>(type.dtype)] = type;
     return table;
 }();
@@ -112,7 +113,7 @@ const char* cache_type_names() {
 
 const DTypeInfo& dtype_info(DType dtype) {
     const auto number = static_cast<size_t>(dtype);
-    assert(number < kNumbers && kByNumber[number].block != 0);
+    assert(number < kTypeNumbers && kByNumber[number].block != 0);
     return kByNumber[number];
 }
 

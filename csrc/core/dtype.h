@@ -53,7 +53,10 @@ enum class DType : uint32_t {
     Q5_1_R16 = 251,
     Q2_K_R16 = 252,
     Q3_K_R16 = 253,
+    Q4_K_R16 = 254,
+    Q5_K_R16 = 255,
 };
+inline constexpr size_t kTypeNumbers = 256;  // one more than the last
 
 struct DTypeInfo {
     DType dtype;

@@ -78,6 +78,10 @@ class GgufFile {
     }
     /// MappedFile::move_to_huge_pages, of what was opened: tensors stay where they are.
     bool move_to_huge_pages() { return file_ && file_->move_to_huge_pages(); }
+    /// MappedFile::let_go, of a tensor that is not read where it is any more.
+    void let_go(const Tensor& t) const {
+        if (file_) file_->let_go(t.data, t.bytes());
+    }
     const std::map<std::string, GgufValue, std::less<>>& metadata() const { return metadata_; }
     /// By name; weights are [rows = ne1 * ne2 * ne3, cols = ne0].
     const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }

@@ -168,11 +168,19 @@ bool MappedFile::move_to_huge_pages() {
     const bool moved = ::mprotect(copy, size_, PROT_READ) == 0 &&
                        ::mremap(copy, size_, size_, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place;
     if (!moved) ::munmap(copy, size_);
+    is_copy_ = is_copy_ || moved;
     return moved;
 }
 #else
 bool MappedFile::move_to_huge_pages() { return false; }
 #endif
+
+void MappedFile::let_go(const void* first, size_t bytes) const {
+    const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+    const uintptr_t at = reinterpret_cast<uintptr_t>(first), begin = (at + page - 1) / page * page;
+    const uintptr_t end = (at + bytes) / page * page;
+    if (!is_copy_ && begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
 
 void MappedFile::require_unchanged() const {
     for (const Part& part : parts_) {

@@ -40,6 +40,10 @@ class MappedFile {
     /// False, and nothing has changed: the system has no such thing, or not as much memory.
     bool move_to_huge_pages();
 
+    /// Pages that lie wholly in these bytes need not be this process's any more: who looks at one again gets
+    /// it from the system's cache, or from the file. Of a copy nothing is let go.
+    void let_go(const void* first, size_t bytes) const;
+
     /// Throws Error{io} when one of these very files (not another that took its name) was written to or cut
     /// since it was opened, as its size and its time of change tell.
     void require_unchanged() const;
@@ -48,6 +52,7 @@ class MappedFile {
     std::vector<Part> parts_;
     const std::byte* data_ = nullptr;
     size_t size_ = 0;
+    bool is_copy_ = false;
 };
 
 }  // namespace slimrt

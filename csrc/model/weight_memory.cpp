@@ -9,6 +9,19 @@
 
 namespace slimrt {
 
+DType held_type(DType type, int64_t together, const std::function<bool(DType)>& native) {
+    const DType interleaved = cpu::interleaved_type(type), same = cpu::repacked_type(type);
+    if (together % cpu::kInterleavedRows == 0 && native(interleaved)) return interleaved;
+    return native(type) ? type : native(same) ? same : DType::F16;
+}
+
+Tensor WeightMemory::hold(const std::string& name, const Tensor& t, DType dtype) {
+    if (dtype == t.dtype) return in_place(t);
+    if (dtype == cpu::interleaved_type(t.dtype)) return interleaved(name, t, dtype);
+    if (dtype == cpu::repacked_type(t.dtype)) return repacked(name, t, dtype);
+    return unpacked(name, t, dtype);
+}
+
 Tensor WeightMemory::in_place(const Tensor& t) {
     if (backend_->on_host()) {
         w_.mapped[backend_] += t.bytes();

@@ -7,8 +7,6 @@
 
 #include "cache/prepare.h"
 #include "core/error.h"
-#include "kernels/cpu/interleave.h"
-#include "kernels/cpu/repack.h"
 #include "model/cache_choice.h"
 #include "model/ffn.h"
 #include "model/latent.h"
@@ -36,7 +34,7 @@ class Loader final : public TensorSource {
           n_source_(n_source) {}
 
     Weights load(const CacheChoices& choices) {
-        w_.token_embd = matrix("token_embd.weight", c_.n_vocab, c_.d_model);
+        w_.token_embd = token_embedding();
         if (arch_.embedding_norm) w_.token_embd_norm = norm("token_embd_norm");
         load_layer_embeddings(*this, c_, w_);
         load_encoder();
@@ -65,13 +63,10 @@ class Loader final : public TensorSource {
         const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
         if (!t) return {};
         require_shape(name, *t, rows, cols);
-        if (backend_->native(t->dtype)) return memory_.in_place(*t);
-        const DType interleaved = cpu::interleaved_type(t->dtype);
-        if (backend_->native(interleaved) && (part ? part : rows) % cpu::kInterleavedRows == 0)
-            return memory_.interleaved(name, *t, interleaved);
-        const DType same = cpu::repacked_type(t->dtype);
-        return backend_->native(same) ? memory_.repacked(name, *t, same)
-                                      : memory_.unpacked(name, *t, DType::F16);
+        const auto native = [this](DType dtype) { return backend_->native(dtype); };
+        const Tensor held = memory_.hold(name, *t, held_type(t->dtype, part ? part : rows, native));
+        if (held.data != t->data && !backend_->dry()) file_.let_go(*t);
+        return held;
     }
 
     Tensor vectors(const std::string& name, int64_t rows, int64_t n, Presence presence) override {
@@ -85,6 +80,14 @@ class Loader final : public TensorSource {
     void use(Backend& backend) {
         backend_ = &backend;
         memory_.set_backend(backend);
+    }
+
+    /// Beside an output of its own its rows are only looked up, and stay as they are where the backend can.
+    Tensor token_embedding() {
+        const std::string name = "token_embd.weight";
+        const bool looked_up = file_.tensors().count("output.weight") > 0 &&
+                               backend_->native(find(name, Presence::required)->dtype);
+        return matrix(name, c_.n_vocab, c_.d_model, Presence::required, looked_up ? 1 : 0);
     }
 
     bool encoder_decoder() const { return arch_.encoder != EncoderKind::none; }

@@ -12,8 +12,8 @@ namespace slimrt::cpu {
 
 /// Of products of one token with each type of weight, and of cached rows that are read by their heads.
 struct AccessPolicy {
-    std::array<Access, 256> weights;  // by the number of a type
-    Access float_rows, rows;          // the latter: of codes, a head's with scales
+    std::array<Access, kTypeNumbers> weights;  // by the number of a type
+    Access float_rows, rows;                   // the latter: of codes, a head's with scales
 
     /// By the name of a type of weight, "float_rows" or "rows"; nullptr: there is none.
     Access* find(const std::string& kind);

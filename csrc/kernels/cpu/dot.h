@@ -27,14 +27,6 @@
 //   an odd j and of j - 1); spread_quarters: from 4j.
 // - add_last_eight(acc, s): s[8 ... 15] added to any of acc's.
 //
-// TwoApart, if there is one: units of 256, some `blocks` at once, whose groups two apart are multiplied at
-// once.
-// - load_once(p): nibbles of 128 codes; low(c), high(c): groups 0 and 2, then 1 and 3.
-// - dots(c, x): as an Acc. high_times_16(c): high ones where they are; less_16(s): the scales that go with
-// them, minima as they are.
-// - with_fifth(c, d, group): bits `group` and group + 2 of d's halves above nibbles.
-// - eight_scales(p, stride, to): of all blocks; spread(s, group): those of `group` and group + 2.
-//
 // FourGroups, if there is one: 128 codes of four groups, whose first halves are multiplied at once and then
 // their last ones.
 // - nibbles<stride>(p): 16 bytes of each group, as many bytes apart, low ones being its first half's;
@@ -115,7 +107,6 @@ struct RowsAt {
     const uint8_t* operator()(int r) const { return fours[r / 4] + r % 4 * stride; }
 };
 
-struct TwoApart;
 struct FourGroups;
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -125,72 +125,6 @@ static inline Acc add_last_eight(Acc acc, Scales s) {
     return {_mm512_mask_add_ps(acc.v, 0xff00, acc.v, s.v)};
 }
 
-/// Units of 256 whose groups two apart share a vector, as their nibbles share 64 bytes.
-struct TwoApart {
-    static constexpr int blocks = 4;
-
-    /// Nibbles of 128 codes: read once, where g++ 12 would read them once for either half.
-    static Codes load_once(const void* p) {
-        Codes c = load_codes(p);
-        asm("" : "+v"(c));
-        return c;
-    }
-    static Acc dots(Codes w, Codes x) { return to_acc(dot<false>(no_sums(), w, x)); }
-    static Codes low(Codes c) { return _mm512_and_si512(c, _mm512_set1_epi8(15)); }
-    static Codes high(Codes c) { return low(_mm512_srli_epi16(c, 4)); }
-    static Codes high_times_16(Codes c) { return _mm512_and_si512(c, _mm512_set1_epi8(-16)); }
-    /// The scales that go with it, and the minima.
-    static Scales less_16(Scales s) {
-        const float by = 1.0f / 16;
-        return {_mm512_mul_ps(s.v, _mm512_setr_ps(1, by, 1, by, 1, by, 1, by, 1, 1, 1, 1, 1, 1, 1, 1))};
-    }
-    /// Bits `group` and group + 2 of 32 bytes, as the fifth of codes.
-    static Codes with_fifth(Codes c, Codes bits, int group) {
-        const long long a = (4 - group) & 63, b = (2 - group) & 63;
-        const Codes turned = _mm512_rolv_epi64(bits, _mm512_set_epi64(b, b, b, b, a, a, a, a));
-        return _mm512_ternarylogic_epi32(c, turned, _mm512_set1_epi8(16), 0xf8);  // c | turned & 16
-    }
-    static Acc spread(Scales s, int group) {
-        const long long a = group * 0x100000001, b = (group + 2) * 0x100000001;
-        return {_mm512_permutexvar_ps(_mm512_set_epi64(b, b, b, b, a, a, a, a), s.v)};
-    }
-    /// eight_scales() of four blocks, `stride` bytes apart.
-    static void eight_scales(const uint8_t* p, size_t stride, Scales* to) {
-        const auto row = [&](int r) {
-            return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + r * stride));
-        };
-        __m512i heads = _mm512_inserti32x4(_mm512_castsi128_si512(row(0)), row(1), 1);
-        heads = _mm512_inserti32x4(_mm512_inserti32x4(heads, row(2), 2), row(3), 3);
-        const __m512i codes = six_bits(heads),
-                      first = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
-        const __m128i halves = _mm512_castsi512_si128(_mm512_permutexvar_epi32(first, heads));
-        const __m512 ds = _mm512_castps256_ps512(_mm256_cvtph_ps(halves));
-        const auto one = [&](int r, __m128i some) {
-            const int d = 2 * r, m = d + 1;
-            const __m512i of_row = _mm512_setr_epi32(d, d, d, d, d, d, d, d, m, m, m, m, m, m, m, m);
-            to[r].v = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(some)),
-                                    _mm512_permutexvar_ps(of_row, ds));
-        };
-        one(0, _mm512_castsi512_si128(codes));
-        one(1, _mm512_extracti32x4_epi32(codes, 1));
-        one(2, _mm512_extracti32x4_epi32(codes, 2));
-        one(3, _mm512_extracti32x4_epi32(codes, 3));
-    }
-
-  private:
-    /// load_six_bits() of four rows.
-    static __m512i six_bits(__m512i heads) {
-        const auto four = [](__m128i x) { return _mm512_broadcast_i32x4(x); };
-        const __m512i acbc = four(_mm_setr_epi8(4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
-        const __m512i _a_b = four(_mm_setr_epi8(-1, -1, -1, -1, 4, 5, 6, 7, -1, -1, -1, -1, 8, 9, 10, 11));
-        const __m512i masks = four(_mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f));
-        const __m512i low =
-            _mm512_srlv_epi32(_mm512_shuffle_epi8(heads, acbc), four(_mm_setr_epi32(0, 0, 0, 4)));
-        const __m512i high = _mm512_srli_epi16(_mm512_shuffle_epi8(heads, _a_b), 2);
-        return _mm512_or_si512(_mm512_and_si512(low, masks), _mm512_and_si512(high, _mm512_set1_epi8(0x30)));
-    }
-};
-
 struct FourGroups {
     template <size_t stride>
     static Codes nibbles(const uint8_t* p) {
@@ -201,8 +135,8 @@ struct FourGroups {
         const __m512i two = _mm512_inserti32x4(_mm512_castsi128_si512(part(0)), part(1), 1);
         return _mm512_inserti32x4(_mm512_inserti32x4(two, part(2), 2), part(3), 3);
     }
-    static Codes low(Codes c) { return TwoApart::low(c); }
-    static Codes high(Codes c) { return TwoApart::high(c); }
+    static Codes low(Codes c) { return _mm512_and_si512(c, _mm512_set1_epi8(15)); }
+    static Codes high(Codes c) { return low(_mm512_srli_epi16(c, 4)); }
     static Sums start(const void* p) { return start_quarters(p); }
     template <class Weight>
     static Sums dots(Sums start, const Codes (&w)[2], const Codes (&x)[2]) {

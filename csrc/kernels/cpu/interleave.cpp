@@ -87,6 +87,8 @@ constexpr Layout kLayouts[] = {
     {DType::Q5_1, DType::Q5_1_R16, false, spread_fifths<4>, gather_fifths<4>},
     {DType::Q2_K, DType::Q2_K_R16, false},
     {DType::Q3_K, DType::Q3_K_R16, false, join_thirds, part_thirds},
+    {DType::Q4_K, DType::Q4_K_R16, false},
+    {DType::Q5_K, DType::Q5_K_R16, false},
 };
 
 const Layout* find_layout(DType type, DType Layout::* which) {

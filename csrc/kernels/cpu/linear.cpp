@@ -45,6 +45,8 @@ const LinearKernel linear_kernels[] = {
     with_codes<Interleaved<WeightQ5_1>>(DType::Q5_1_R16),
     with_codes<Interleaved<WeightQ2_K>>(DType::Q2_K_R16),
     with_codes<Interleaved<WeightQ3_K>>(DType::Q3_K_R16),
+    with_codes<Interleaved<WeightQ4_K>>(DType::Q4_K_R16),
+    with_codes<Interleaved<WeightQ5_K>>(DType::Q5_K_R16),
     {0, 0, nullptr, nullptr, nullptr},
 };
 

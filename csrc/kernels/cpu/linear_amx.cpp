@@ -36,8 +36,6 @@ const LinearKernel linear_kernels[] = {
     with_tiles<fill_from_brains, Brain, 1, 1, 2, WidePairs::min_tokens>(DType::BF16),
     coded_tiles<WeightQ8_0>(DType::Q8_0),
     coded_tiles<WeightQ4_0>(DType::Q4_0),
-    coded_tiles<WeightQ4_K>(DType::Q4_K),
-    coded_tiles<WeightQ5_K>(DType::Q5_K),
     coded_tiles<WeightQ6_K>(DType::Q6_K),
     coded_tiles<WeightIQ4_NL>(DType::IQ4_NL),
     coded_tiles<WeightIQ4_XS>(DType::IQ4_XS),
@@ -45,6 +43,8 @@ const LinearKernel linear_kernels[] = {
     coded_tiles<WeightTQ2_0>(DType::TQ2_0),
     coded_tiles<Interleaved<WeightQ5_0>>(DType::Q5_0_R16),
     coded_tiles<Interleaved<WeightQ3_K>>(DType::Q3_K_R16),
+    coded_tiles<Interleaved<WeightQ4_K>>(DType::Q4_K_R16),
+    coded_tiles<Interleaved<WeightQ5_K>>(DType::Q5_K_R16),
     {0, 0, nullptr, nullptr, nullptr},
 };
 

@@ -14,17 +14,21 @@ static constexpr LinearKernel with_panels(DType type) {
         const auto* const tokens = static_cast<const uint8_t*>(x);
         const int64_t r = product_by_panels<Weight, panel_vectors, ByElement>(
             rows, w_stride, 0, n_rows, tokens, x_stride, n_tokens, k, out, out_stride);
-        product_by_rows<Weight, 1>(rows, w_stride, r, n_rows, tokens, x_stride, n_tokens, k, out, out_stride,
-                                   some_tokens);
+        if constexpr (!is_interleaved<Weight>)  // of those panels leave none
+            product_by_rows<Weight, 1>(rows, w_stride, r, n_rows, tokens, x_stride, n_tokens, k, out,
+                                       out_stride, some_tokens);
     };
     return {static_cast<uint32_t>(type), max_few<Weight> + 1, PackedFor<Weight>::bytes,
             pack<PackedFor<Weight>>, product};
 }
 
 const LinearKernel linear_kernels[] = {
-    with_panels<WeightQ8_0>(DType::Q8_0), with_panels<WeightQ4_0>(DType::Q4_0),
-    with_panels<WeightQ4_K>(DType::Q4_K), with_panels<WeightQ5_K>(DType::Q5_K),
-    with_panels<WeightQ6_K>(DType::Q6_K), {0, 0, nullptr, nullptr, nullptr},
+    with_panels<WeightQ8_0>(DType::Q8_0),
+    with_panels<WeightQ4_0>(DType::Q4_0),
+    with_panels<Interleaved<WeightQ4_K>>(DType::Q4_K_R16),
+    with_panels<Interleaved<WeightQ5_K>>(DType::Q5_K_R16),
+    with_panels<WeightQ6_K>(DType::Q6_K),
+    {0, 0, nullptr, nullptr, nullptr},
 };
 
 int64_t busy(uint32_t type, int64_t rounds, float* out) {

@@ -31,9 +31,7 @@ static void product_of_rows(const uint8_t* w, size_t w_stride, int64_t r, int64_
             product(w + r * w_stride, w_stride, n_rows - r, x + t * x_stride, k, out + t * out_stride + r,
                     access);
     };
-    if constexpr (takes_two_apart<Weight, TwoApart>) {
-        by_token(two_apart_product<Weight, TwoApart>);
-    } else if constexpr (takes_four_groups<Weight, FourGroups>) {
+    if constexpr (takes_four_groups<Weight, FourGroups>) {
         by_token(four_groups_product<Weight, FourGroups>);
     } else {
         if (access.several)

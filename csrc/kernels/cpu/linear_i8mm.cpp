@@ -8,8 +8,8 @@ namespace slimrt::cpu::SLIMRT_ISA {
 const LinearKernel linear_kernels[] = {
     with_codes<WeightQ8_0, ByMatrix>(DType::Q8_0),
     with_codes<WeightQ4_0, ByMatrix>(DType::Q4_0),
-    with_codes<WeightQ4_K, ByMatrix>(DType::Q4_K),
-    with_codes<WeightQ5_K, ByMatrix>(DType::Q5_K),
+    with_codes<Interleaved<WeightQ4_K>, ByMatrix>(DType::Q4_K_R16),
+    with_codes<Interleaved<WeightQ5_K>, ByMatrix>(DType::Q5_K_R16),
     with_codes<WeightQ6_K, ByMatrix>(DType::Q6_K),
     with_codes<WeightIQ4_NL, ByMatrix>(DType::IQ4_NL),
     with_codes<WeightIQ4_XS, ByMatrix>(DType::IQ4_XS),

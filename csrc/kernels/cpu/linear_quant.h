@@ -33,42 +33,28 @@ constexpr bool takes_four_groups = requires(typename Weight::Block* b) {
     Weight::template four_scales<Four>(b);
 };
 
-template <class Weight, class Two>
-constexpr bool takes_two_apart = requires {
-    sizeof(Two);
-    Weight::template of_two<Two>(Scales());
-};
-
-/// Codes again, in the order in which one token's product reads them, after the rest.
-enum class Order { none, two_apart, four_groups };
-
 /// How activations are packed for a type: types that agree in it share what is packed.
-template <int group_, bool has_min_, int offset_, Order order_>
+/// ordered: codes again after the rest, in the order in which four_groups_product() reads them.
+template <int group_, bool has_min_, int offset_, bool ordered_>
 struct PackedAs {
     static constexpr int group = group_, offset = offset_;
-    static constexpr bool has_min = has_min_;
-    static constexpr Order order = order_;
+    static constexpr bool has_min = has_min_, ordered = ordered_;
 
     static size_t before_ordered(int64_t k) {
         const int64_t n = Activations::padded(k);
         return static_cast<size_t>((n + n / 8 + n / group * 4 + 63) & -64);
     }
     static size_t bytes(int64_t k) {
-        return before_ordered(k) + static_cast<size_t>(order == Order::none ? 0 : Activations::padded(k));
+        return before_ordered(k) + static_cast<size_t>(ordered ? Activations::padded(k) : 0);
     }
     /// Where a half of a group of 32 is, of each 128.
     static int64_t ordered_half(int64_t of_group, int half) {
-        const int64_t first = of_group / 4 * 128, of = of_group % 4;
-        return first +
-               (order == Order::two_apart ? of % 2 * 64 + of / 2 * 32 + 16 * half : 64 * half + 16 * of);
+        return of_group / 4 * 128 + 64 * half + of_group % 4 * 16;
     }
 };
 template <class Weight>
-constexpr Order order_of = takes_two_apart<Weight, TwoApart>       ? Order::two_apart
-                           : takes_four_groups<Weight, FourGroups> ? Order::four_groups
-                                                                   : Order::none;
-template <class Weight>
-using PackedFor = PackedAs<Weight::group, Weight::has_min, Weight::offset, order_of<Weight>>;
+using PackedFor =
+    PackedAs<Weight::group, Weight::has_min, Weight::offset, takes_four_groups<Weight, FourGroups>>;
 
 /// 32 activations to codes; returns their scale, which is infinite or NaN if one of them is.
 static inline float round_codes(const float* x, int8_t* codes) {
@@ -89,7 +75,7 @@ static void pack(const float* x, int64_t k, void* out) {
         int8_t codes[32];
         const float scale = round_codes(x + 32 * b, codes);
         memcpy(codes_to + 32 * b, codes, 32);
-        for (int half = 0; As::order != Order::none && half < 2; ++half)
+        for (int half = 0; As::ordered && half < 2; ++half)
             memcpy(ordered_to + As::ordered_half(b, half), codes + 16 * half, 16);
         memcpy(scales_to + 4 * b, &scale, 4);
         for (int g = 0; g < 32 / group; ++g) {
@@ -124,7 +110,8 @@ static inline const typename Weight::Block* unit_at(
 
 /// What has no code of its own for each number of tokens, which a wheel would feel.
 template <class Weight>
-constexpr bool is_rare = requires { Weight::is_rare; };
+constexpr bool is_rare =
+    requires { Weight::is_rare; } || (requires { Weight::is_mostly_interleaved; } && !is_interleaved<Weight>);
 
 /// How many fours of codes and activations fit into sums of pairs, a power of two; 1: they are added one by
 /// one.
@@ -233,49 +220,6 @@ template <class Weight, int R, int T>
         for (int r = 0; r < R; ++r) {
             for (int t = 0; t < T; ++t) out[t * out_stride + row + r] = sum(acc[r][t]);
         }
-    }
-}
-
-/// Rows times a token by groups two apart: codes cost an instruction or two for 64, and Two::blocks share
-/// what unpacks their scales. As they follow one another, memory is read as one stream; each has a sum of its
-/// own, so that none waits for another.
-template <class Weight, class Two>
-[[gnu::noinline]] static void two_apart_product(const uint8_t* w, size_t w_stride, int64_t n_rows,
-                                                const uint8_t* x, int64_t k, float* out, Access access) {
-    using Block = typename Weight::Block;
-    constexpr int n = Two::blocks, bytes = sizeof(Block);
-    const Activations token(x, k);
-    const uint8_t* const codes = x + PackedFor<Weight>::before_ordered(k);
-    const int64_t units = k / Weight::unit;
-    for (int64_t r = 0; r < n_rows; ++r, w += w_stride) {
-        const Calls<1> calls(w, w_stride, access);
-        Acc acc[n] = {};
-        const auto plus = [&](Acc all, int64_t u, Scales scales) {
-            call_for<true>(calls.at(u * bytes), bytes, access.hint);
-            scales = scales * Weight::template of_two<Two>(scales_of_unit<Weight>(token, u));
-            all = add_last_eight(all, scales);
-#pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half) {
-                Codes of_row[2];
-                Weight::template two_apart<Two>(reinterpret_cast<const Block*>(w + u * bytes), half, of_row);
-#pragma GCC unroll 2
-                for (int i = 0; i < 2; ++i) {
-                    const Codes of_token = load_codes(codes + u * Weight::unit + 128 * half + 64 * i);
-                    all = fma(Two::dots(of_row[i], of_token), Two::spread(scales, 4 * half + i), all);
-                }
-            }
-            return all;
-        };
-        int64_t u = 0;
-        for (; u + n <= units; u += n) {
-            Scales scales[n];
-            Two::eight_scales(w + u * bytes, bytes, scales);
-#pragma GCC unroll 4
-            for (int b = 0; b < n; ++b) acc[b] = plus(acc[b], u + b, scales[b]);
-        }
-        for (; u < units; ++u)
-            acc[0] = plus(acc[0], u, Weight::scales(reinterpret_cast<const Block*>(w + u * bytes)));
-        out[r] = sum((acc[0] + acc[1]) + (acc[2] + acc[3]));
     }
 }
 

@@ -1,7 +1,8 @@
 // The quantised weight types with a product of their own, as: element = scale * (code - offset), or
 // scale * code - min. A unit is what is multiplied at a time: 256 elements, or unit_blocks blocks of 32; a
 // group has one scale. codes(blocks, j): the unit's elements 64 j ... 64 j + 63; scales(): all of the unit's
-// groups. max_code: the largest, where it is less than 63.
+// groups. max_code: the largest, where it is less than 63. is_mostly_interleaved: but where rows are no
+// multiple of 16.
 #pragma once
 
 #include "kernels/cpu/blocks_grid.h"
@@ -35,42 +36,22 @@ struct WeightQ4_0 {
 struct WeightQ4_K {
     using Block = BlockQ4_K;
     static constexpr int block = 256, unit = 256, group = 32, offset = 0;
-    static constexpr bool has_min = true, is_wide = false;
+    static constexpr bool has_min = true, is_wide = false, is_mostly_interleaved = true;
     static constexpr int max_code = 15;
     static Codes codes(const Block* b, int j) { return fields(load_twice(b->codes + 32 * j), 0, 4, 15); }
     static Scales scales(const Block* b) { return eight_scales(b); }
-    template <class Two>
-    static void two_apart(const Block* b, int half, Codes (&to)[2]) {
-        const Codes both = Two::load_once(b->codes + 64 * half);
-        to[0] = Two::low(both);
-        to[1] = Two::high_times_16(both);
-    }
-    template <class Two>
-    static Scales of_two(Scales s) {
-        return Two::less_16(s);
-    }
 };
 
 struct WeightQ5_K {
     using Block = BlockQ5_K;
     static constexpr int block = 256, unit = 256, group = 32, offset = 0;
-    static constexpr bool has_min = true, is_wide = false;
+    static constexpr bool has_min = true, is_wide = false, is_mostly_interleaved = true;
     static constexpr int max_code = 31;
     static Codes codes(const Block* b, int j) {
         return above(fields(load_twice(b->codes + 32 * j), 0, 4, 15),
                      fields(load_twice(b->high), 2 * j, 2 * j + 1, 1));
     }
     static Scales scales(const Block* b) { return eight_scales(b); }
-    template <class Two>
-    static void two_apart(const Block* b, int half, Codes (&to)[2]) {
-        const Codes both = Two::load_once(b->codes + 64 * half), high = load_twice(b->high);
-        to[0] = Two::with_fifth(Two::low(both), high, 4 * half);
-        to[1] = Two::with_fifth(Two::high(both), high, 4 * half + 1);
-    }
-    template <class Two>
-    static Scales of_two(Scales s) {
-        return s;
-    }
 };
 
 struct WeightQ6_K {

@@ -253,6 +253,8 @@ void unpack(uint32_t type, const void* from, int64_t n, float* to) {
         case DType::Q5_1_R16:
         case DType::Q2_K_R16:
         case DType::Q3_K_R16:
+        case DType::Q4_K_R16:
+        case DType::Q5_K_R16:
             return;  // no type of rows of weights
     }
 }

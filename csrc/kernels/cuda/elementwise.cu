@@ -253,6 +253,8 @@ void gather(const Device& device, Tensor table, Tensor ids, Tensor out) {
         case DType::Q5_1_R16:
         case DType::Q2_K_R16:
         case DType::Q3_K_R16:
+        case DType::Q4_K_R16:
+        case DType::Q5_K_R16:
             return;  // no type of rows of weights
         case DType::TQ1_0:
         case DType::IQ2_XXS:
