@@ -46,7 +46,7 @@ HABITS = (
     Habit(("--numa", "--prio", "--prio-batch", "--poll", "--poll-batch", "-C", "--cpu-mask", "-Cr", "--cpu-range",
            "--cpu-strict"), "threads keep to the physical (or big) cores by themselves; -t N says how many, taskset or "
           "numactl where"),
-    Habit(("-nr", "--no-repack"), "weights are laid out anew where products need it or are faster; slimrt plan says how many"),
+    Habit(("-nr", "--no-repack"), "weights are laid out anew where products are faster so; slimrt plan says how many"),
     Habit(("--warmup", "--no-warmup"), "nothing is warmed up", ("",)),
     Habit(("--check-tensors",), "a file is checked whenever it is opened", ("",)),
     Habit(("-md", "--model-draft"), "generate, chat and serve take it, plan counts it: nothing else continues a text"),
