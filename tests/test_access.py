@@ -27,7 +27,7 @@ ACCESSES = ["none", "none:0:several", "t1", "nta:1048576"] + [
 TYPES = {"f32": 130, "f16": 131, "bf16": 67, "q8_0": 1056, "q4_0": 96, "q4_k": 768, "q5_k": 512, "q6_k": 768}
 TYPES |= {"iq4_nl": 96, "iq4_xs": 768, "mxfp4": 96, "tq2_0": 512, "iq2_n": 512, "iq3_xxs_n": 256, "iq3_s_n": 512}
 TYPES |= {"q4_1_r16": 96, "q5_0_r16": 160, "q5_1_r16": 64, "q2_k_r16": 512, "q3_k_r16": 256}
-TYPES |= {"q4_k_r16": 768, "q5_k_r16": 512}
+TYPES |= {"q4_k_r16": 768, "q5_k_r16": 512, "q4_0_r16": 96, "iq4_nl_r16": 96, "iq4_xs_r16": 768, "mxfp4_r16": 96}
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -282,7 +282,7 @@ def test_doctor_shows_it_and_measures_again(kept, run, monkeypatch):
     assert (code, err) == (0, "") and kept == core.cpu_info()["access_kinds"]
     assert "q8_0 nta:4096 (x1.20, 90% of a read)" in out and str(machine.kept_in(core.cpu_info()["isa"])) in out
     report = json.loads(run("doctor", "-t", 2, "--json")[1])
-    assert report["access"]["f16"].startswith("t0:4096 (x1.00") and len(kept) == 24
+    assert report["access"]["f16"].startswith("t0:4096 (x1.00") and len(kept) == 28
     monkeypatch.setenv("SLIMRT_ACCESS", "t1:64")
     report = json.loads(run("doctor", "--json")[1])
     assert report["access"] == core.access("t1:64") and report["access_from"] == "SLIMRT_ACCESS=t1:64"

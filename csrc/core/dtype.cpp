@@ -51,6 +51,10 @@ constexpr DTypeInfo kTypes[] = {
     {DType::Q3_K_R16, "q3_k_r16", 256, 110},
     {DType::Q4_K_R16, "q4_k_r16", 256, 144},
     {DType::Q5_K_R16, "q5_k_r16", 256, 176},
+    {DType::Q4_0_R16, "q4_0_r16", 32, 18},
+    {DType::IQ4_NL_R16, "iq4_nl_r16", 32, 18},
+    {DType::IQ4_XS_R16, "iq4_xs_r16", 256, 136},
+    {DType::MXFP4_R16, "mxfp4_r16", 32, 17},
 };
 constexpr CacheType kCacheTypes[] = {
     {DType::F32, 32, 0, 0},

@@ -55,8 +55,12 @@ enum class DType : uint32_t {
     Q3_K_R16 = 253,
     Q4_K_R16 = 254,
     Q5_K_R16 = 255,
+    Q4_0_R16 = 256,
+    IQ4_NL_R16 = 257,
+    IQ4_XS_R16 = 258,
+    MXFP4_R16 = 259,
 };
-inline constexpr size_t kTypeNumbers = 256;  // one more than the last
+inline constexpr size_t kTypeNumbers = 260;  // one more than the last
 
 struct DTypeInfo {
     DType dtype;

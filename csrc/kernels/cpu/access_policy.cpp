@@ -17,10 +17,11 @@ namespace {
 constexpr const char* kHints[] = {"none", "t0", "t1", "nta"};
 constexpr int32_t kMostAhead = 1 << 20;
 constexpr DType kTypes[] = {
-    DType::F32,      DType::F16,       DType::BF16,     DType::Q8_0,     DType::Q4_0,     DType::Q4_K,
-    DType::Q5_K,     DType::Q6_K,      DType::IQ4_NL,   DType::IQ4_XS,   DType::MXFP4,    DType::TQ2_0,
-    DType::IQ2_N,    DType::IQ3_XXS_N, DType::IQ3_S_N,  DType::Q4_1_R16, DType::Q5_0_R16, DType::Q5_1_R16,
-    DType::Q2_K_R16, DType::Q3_K_R16,  DType::Q4_K_R16, DType::Q5_K_R16};
+    DType::F32,        DType::F16,       DType::BF16,     DType::Q8_0,     DType::Q4_0,     DType::Q4_K,
+    DType::Q5_K,       DType::Q6_K,      DType::IQ4_NL,   DType::IQ4_XS,   DType::MXFP4,    DType::TQ2_0,
+    DType::IQ2_N,      DType::IQ3_XXS_N, DType::IQ3_S_N,  DType::Q4_1_R16, DType::Q5_0_R16, DType::Q5_1_R16,
+    DType::Q2_K_R16,   DType::Q3_K_R16,  DType::Q4_K_R16, DType::Q5_K_R16, DType::Q4_0_R16, DType::IQ4_NL_R16,
+    DType::IQ4_XS_R16, DType::MXFP4_R16};
 
 std::mutex mutex;
 std::optional<AccessPolicy> policy_set;

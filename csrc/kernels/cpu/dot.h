@@ -27,14 +27,6 @@
 //   an odd j and of j - 1); spread_quarters: from 4j.
 // - add_last_eight(acc, s): s[8 ... 15] added to any of acc's.
 //
-// FourGroups, if there is one: 128 codes of four groups, whose first halves are multiplied at once and then
-// their last ones.
-// - nibbles<stride>(p): 16 bytes of each group, as many bytes apart, low ones being its first half's;
-// low(c), high(c).
-// - start(p): four integers, each in a sum of its group; dots<Weight>(start, w, x): of both halves.
-// - halves_apart(p, stride), powers_apart(p, stride): four scales. Those of activations: scales_of<four>(p),
-// four of them or eight.
-//
 // PanelCodes: 4 codes in each of `lanes` lanes; PanelSums: a sum in each. See linear_panel.h.
 // - load_panel(p); splat_four(p): the same 4 codes in all; start_all(p): the same integer; dot<wide>; to_vec.
 // - panel_vectors: of a register tile. few_in_registers: whether there are registers for linear_few.h.
@@ -106,8 +98,6 @@ struct RowsAt {
     }
     const uint8_t* operator()(int r) const { return fours[r / 4] + r % 4 * stride; }
 };
-
-struct FourGroups;
 
 }  // namespace slimrt::cpu::SLIMRT_ISA
 

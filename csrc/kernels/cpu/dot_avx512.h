@@ -125,38 +125,6 @@ static inline Acc add_last_eight(Acc acc, Scales s) {
     return {_mm512_mask_add_ps(acc.v, 0xff00, acc.v, s.v)};
 }
 
-struct FourGroups {
-    template <size_t stride>
-    static Codes nibbles(const uint8_t* p) {
-        if constexpr (stride == 16) return load_codes(p);
-        const auto part = [&](size_t i) {
-            return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + i * stride));
-        };
-        const __m512i two = _mm512_inserti32x4(_mm512_castsi128_si512(part(0)), part(1), 1);
-        return _mm512_inserti32x4(_mm512_inserti32x4(two, part(2), 2), part(3), 3);
-    }
-    static Codes low(Codes c) { return _mm512_and_si512(c, _mm512_set1_epi8(15)); }
-    static Codes high(Codes c) { return low(_mm512_srli_epi16(c, 4)); }
-    static Sums start(const void* p) { return start_quarters(p); }
-    template <class Weight>
-    static Sums dots(Sums start, const Codes (&w)[2], const Codes (&x)[2]) {
-        return dot<Weight::is_wide>(dot<Weight::is_wide>(start, w[0], x[0]), w[1], x[1]);
-    }
-    template <bool four>
-    static Scales scales_of(const void* p) {
-        return four ? of_four(_mm_loadu_ps(static_cast<const float*>(p))) : load_eight(p, p);
-    }
-    static Scales halves_apart(const uint8_t* p, size_t stride) {
-        return of_four(load_four_halves(p, stride));
-    }
-    static Scales powers_apart(const uint8_t* p, size_t stride) {
-        return of_four(load_four_powers(p, stride));
-    }
-
-  private:
-    static Scales of_four(__m128 four) { return {_mm512_zextps128_ps512(four)}; }
-};
-
 using PanelCodes = __m512i;
 using PanelSums = __m512i;
 struct PanelPairs : NoPairs {};

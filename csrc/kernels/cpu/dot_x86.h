@@ -32,21 +32,4 @@ static inline __m128i load_two_powers(const uint8_t* p, size_t stride) {
                             static_cast<int>(powers.bits[p[stride]]), 1);
 }
 
-/// Four 16-bit floats, `stride` bytes apart.
-static inline __m128 load_four_halves(const uint8_t* p, size_t stride) {
-    const auto bits = [&](size_t i) {
-        uint16_t half;
-        memcpy(&half, p + i * stride, sizeof half);
-        return static_cast<uint64_t>(half) << 16 * i;
-    };
-    const uint64_t all = (bits(0) | bits(1)) | (bits(2) | bits(3));
-    return _mm_cvtph_ps(_mm_cvtsi64_si128(static_cast<int64_t>(all)));
-}
-
-/// Four powers of two, as many bytes apart.
-static inline __m128 load_four_powers(const uint8_t* p, size_t stride) {
-    const auto bits = [&](size_t i) { return static_cast<int>(powers.bits[p[i * stride]]); };
-    return _mm_castsi128_ps(_mm_setr_epi32(bits(0), bits(1), bits(2), bits(3)));
-}
-
 }  // namespace slimrt::cpu::SLIMRT_ISA

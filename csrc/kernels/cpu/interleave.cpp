@@ -71,17 +71,19 @@ void part_thirds(uint8_t* block) {
 
 struct Layout {
     DType rows, interleaved;
-    bool half_first;  // where there is an odd one
+    bool odd_first;  // what is no whole word, where there is some
     Rearrange to = nullptr, from = nullptr;
 
     size_t bytes() const { return static_cast<size_t>(dtype_info(rows).block_bytes); }
     size_t words() const { return bytes() / 4; }
-    /// Where word w of a block is.
-    size_t word(size_t w) const { return 4 * w + (half_first ? bytes() % 4 : 0); }
-    size_t half() const { return half_first ? 0 : 4 * words(); }
+    size_t odd_bytes() const { return bytes() % 4; }
+    /// Where word w of a block is, and the odd bytes.
+    size_t word(size_t w) const { return 4 * w + (odd_first ? odd_bytes() : 0); }
+    size_t odd() const { return odd_first ? 0 : 4 * words(); }
 };
 
 constexpr Layout kLayouts[] = {
+    {DType::Q4_0, DType::Q4_0_R16, true},
     {DType::Q4_1, DType::Q4_1_R16, false},
     {DType::Q5_0, DType::Q5_0_R16, true, spread_fifths<2>, gather_fifths<2>},
     {DType::Q5_1, DType::Q5_1_R16, false, spread_fifths<4>, gather_fifths<4>},
@@ -89,6 +91,9 @@ constexpr Layout kLayouts[] = {
     {DType::Q3_K, DType::Q3_K_R16, false, join_thirds, part_thirds},
     {DType::Q4_K, DType::Q4_K_R16, false},
     {DType::Q5_K, DType::Q5_K_R16, false},
+    {DType::IQ4_NL, DType::IQ4_NL_R16, true},
+    {DType::IQ4_XS, DType::IQ4_XS_R16, false},
+    {DType::MXFP4, DType::MXFP4_R16, true},
 };
 
 const Layout* find_layout(DType type, DType Layout::* which) {
@@ -121,9 +126,8 @@ void interleave(DType type, const void* rows, size_t stride, int64_t n, void* to
             if (layout->to) layout->to(block);
             for (size_t w = 0; w < layout->words(); ++w)
                 std::memcpy(out + (w * kInterleavedRows + row) * 4, block + layout->word(w), 4);
-            if (bytes % 4)
-                std::memcpy(out + layout->words() * 4 * kInterleavedRows + row * 2, block + layout->half(),
-                            2);
+            const size_t odd = layout->odd_bytes();
+            std::memcpy(out + layout->words() * 4 * kInterleavedRows + row * odd, block + layout->odd(), odd);
         }
     }
 }
@@ -138,8 +142,8 @@ void take_row(DType type, const void* rows, int64_t row, int64_t n, void* to) {
          ++b, block += bytes, from += kInterleavedRows * bytes) {
         for (size_t w = 0; w < layout->words(); ++w)
             std::memcpy(block + layout->word(w), from + (w * kInterleavedRows + row) * 4, 4);
-        if (bytes % 4)
-            std::memcpy(block + layout->half(), from + layout->words() * 4 * kInterleavedRows + row * 2, 2);
+        const size_t odd = layout->odd_bytes();
+        std::memcpy(block + layout->odd(), from + layout->words() * 4 * kInterleavedRows + row * odd, odd);
         if (layout->from) layout->from(block);
     }
 }

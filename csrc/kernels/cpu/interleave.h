@@ -1,6 +1,6 @@
 // Weights in which 16 rows lie side by side, as the same bits: a vector then holds a word of each row, so
-// that products of one token need no more instructions than those of many. Of 16 blocks of 4 w bytes, or of
-// 4 w + 2: the first four bytes of every row, the next four, ..., then the two that are left (d).
+// that products of one token need no more instructions than those of many. Of 16 blocks of 4 w bytes, or one
+// or two more: the first four bytes of every row, the next four, ..., then what is left of every row (d).
 #pragma once
 
 #include <cstdint>

@@ -47,6 +47,10 @@ const LinearKernel linear_kernels[] = {
     with_codes<Interleaved<WeightQ3_K>>(DType::Q3_K_R16),
     with_codes<Interleaved<WeightQ4_K>>(DType::Q4_K_R16),
     with_codes<Interleaved<WeightQ5_K>>(DType::Q5_K_R16),
+    with_codes<Interleaved<WeightQ4_0>>(DType::Q4_0_R16),
+    with_codes<Interleaved<WeightIQ4_NL>>(DType::IQ4_NL_R16),
+    with_codes<Interleaved<WeightIQ4_XS>>(DType::IQ4_XS_R16),
+    with_codes<Interleaved<WeightMXFP4>>(DType::MXFP4_R16),
     {0, 0, nullptr, nullptr, nullptr},
 };
 

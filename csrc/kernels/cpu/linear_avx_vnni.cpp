@@ -24,7 +24,7 @@ static constexpr LinearKernel with_panels(DType type) {
 
 const LinearKernel linear_kernels[] = {
     with_panels<WeightQ8_0>(DType::Q8_0),
-    with_panels<WeightQ4_0>(DType::Q4_0),
+    with_panels<Interleaved<WeightQ4_0>>(DType::Q4_0_R16),
     with_panels<Interleaved<WeightQ4_K>>(DType::Q4_K_R16),
     with_panels<Interleaved<WeightQ5_K>>(DType::Q5_K_R16),
     with_panels<WeightQ6_K>(DType::Q6_K),

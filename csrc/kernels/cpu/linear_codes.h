@@ -26,19 +26,10 @@ template <class Weight>
 static void product_of_rows(const uint8_t* w, size_t w_stride, int64_t r, int64_t n_rows, const uint8_t* x,
                             size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
                             Access access) {
-    const auto by_token = [&](auto* product) {
-        for (int64_t t = 0; t < n_tokens; ++t)
-            product(w + r * w_stride, w_stride, n_rows - r, x + t * x_stride, k, out + t * out_stride + r,
-                    access);
-    };
-    if constexpr (takes_four_groups<Weight, FourGroups>) {
-        by_token(four_groups_product<Weight, FourGroups>);
-    } else {
-        if (access.several)
-            r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
-                                                  out_stride, access);
-        product_by_rows<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride, access);
-    }
+    if (access.several)
+        r = product_by_rows<Weight, dot_rows>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
+                                              out_stride, access);
+    product_by_rows<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride, access);
 }
 
 /// Of interleaved rows there are multiples of 16, so that nothing is left for products of single rows.

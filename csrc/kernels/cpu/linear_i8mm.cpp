@@ -7,13 +7,13 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 const LinearKernel linear_kernels[] = {
     with_codes<WeightQ8_0, ByMatrix>(DType::Q8_0),
-    with_codes<WeightQ4_0, ByMatrix>(DType::Q4_0),
+    with_codes<Interleaved<WeightQ4_0>, ByMatrix>(DType::Q4_0_R16),
     with_codes<Interleaved<WeightQ4_K>, ByMatrix>(DType::Q4_K_R16),
     with_codes<Interleaved<WeightQ5_K>, ByMatrix>(DType::Q5_K_R16),
     with_codes<WeightQ6_K, ByMatrix>(DType::Q6_K),
-    with_codes<WeightIQ4_NL, ByMatrix>(DType::IQ4_NL),
-    with_codes<WeightIQ4_XS, ByMatrix>(DType::IQ4_XS),
-    with_codes<WeightMXFP4, ByMatrix>(DType::MXFP4),
+    with_codes<Interleaved<WeightIQ4_NL>, ByMatrix>(DType::IQ4_NL_R16),
+    with_codes<Interleaved<WeightIQ4_XS>, ByMatrix>(DType::IQ4_XS_R16),
+    with_codes<Interleaved<WeightMXFP4>, ByMatrix>(DType::MXFP4_R16),
     with_codes<WeightTQ2_0, ByMatrix>(DType::TQ2_0),
     with_codes<WeightOfCodes<ValuesIQ2>, ByMatrix>(DType::IQ2_N),
     with_codes<WeightOfCodes<ValuesIQ3_XXS>, ByMatrix>(DType::IQ3_XXS_N),

@@ -9,7 +9,7 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 /// A packed row of k activations, zeros to a multiple of `whole`: the codes; a scale (f32) for each
 /// 32; for each of the weight's groups minus the sum of its codes, times the offset (from first_sum on)
-/// as int32 or, where there are minima, times the scale as f32; and perhaps the codes again (see `ordered`).
+/// as int32 or, where there are minima, times the scale as f32.
 struct Activations {
     const uint8_t *codes, *scales, *sums;
 
@@ -27,34 +27,19 @@ struct Activations {
     }
 };
 
-template <class Weight, class Four>
-constexpr bool takes_four_groups = requires(typename Weight::Block* b) {
-    sizeof(Four);
-    Weight::template four_scales<Four>(b);
-};
-
 /// How activations are packed for a type: types that agree in it share what is packed.
-/// ordered: codes again after the rest, in the order in which four_groups_product() reads them.
-template <int group_, bool has_min_, int offset_, bool ordered_>
+template <int group_, bool has_min_, int offset_>
 struct PackedAs {
     static constexpr int group = group_, offset = offset_;
-    static constexpr bool has_min = has_min_, ordered = ordered_;
+    static constexpr bool has_min = has_min_;
 
-    static size_t before_ordered(int64_t k) {
+    static size_t bytes(int64_t k) {
         const int64_t n = Activations::padded(k);
         return static_cast<size_t>((n + n / 8 + n / group * 4 + 63) & -64);
     }
-    static size_t bytes(int64_t k) {
-        return before_ordered(k) + static_cast<size_t>(ordered ? Activations::padded(k) : 0);
-    }
-    /// Where a half of a group of 32 is, of each 128.
-    static int64_t ordered_half(int64_t of_group, int half) {
-        return of_group / 4 * 128 + 64 * half + of_group % 4 * 16;
-    }
 };
 template <class Weight>
-using PackedFor =
-    PackedAs<Weight::group, Weight::has_min, Weight::offset, takes_four_groups<Weight, FourGroups>>;
+using PackedFor = PackedAs<Weight::group, Weight::has_min, Weight::offset>;
 
 /// 32 activations to codes; returns their scale, which is infinite or NaN if one of them is.
 static inline float round_codes(const float* x, int8_t* codes) {
@@ -69,14 +54,11 @@ static void pack(const float* x, int64_t k, void* out) {
     uint8_t* codes_to = static_cast<uint8_t*>(out);
     uint8_t* scales_to = codes_to + Activations::padded(k);
     uint8_t* sums_to = scales_to + Activations::padded(k) / 8;
-    uint8_t* ordered_to = codes_to + As::before_ordered(k);
     memset(out, 0, As::bytes(k));
     for (int64_t b = 0; b < k / 32; ++b) {
         int8_t codes[32];
         const float scale = round_codes(x + 32 * b, codes);
         memcpy(codes_to + 32 * b, codes, 32);
-        for (int half = 0; As::ordered && half < 2; ++half)
-            memcpy(ordered_to + As::ordered_half(b, half), codes + 16 * half, 16);
         memcpy(scales_to + 4 * b, &scale, 4);
         for (int g = 0; g < 32 / group; ++g) {
             int32_t total = 0;
@@ -220,50 +202,6 @@ template <class Weight, int R, int T>
         for (int r = 0; r < R; ++r) {
             for (int t = 0; t < T; ++t) out[t * out_stride + row + r] = sum(acc[r][t]);
         }
-    }
-}
-
-/// Rows times a token by four groups of 32 at once, which are as many blocks or a part of one: their codes
-/// are halves of nibbles, whose products have one sum.
-template <class Weight, class Four>
-[[gnu::noinline]] static void four_groups_product(const uint8_t* w, size_t w_stride, int64_t n_rows,
-                                                  const uint8_t* x, int64_t k, float* out, Access access) {
-    using Block = typename Weight::Block;
-    constexpr bool by_blocks = Weight::block == 32;
-    constexpr int64_t n = by_blocks ? 4 : 1, elements = n * Weight::block, bytes = n * sizeof(Block);
-    const Activations token(x, k);
-    const uint8_t* const codes = x + PackedFor<Weight>::before_ordered(k);
-    for (int64_t r = 0; r < n_rows; ++r, w += w_stride) {
-        const Calls<1> calls(w, w_stride, access);
-        Acc acc = {};
-        const auto add = [&](const Block* blocks, int64_t u) {
-            const Scales scales = Four::template scales_of<by_blocks>(token.scales + u * (elements / 8)) *
-                                  Weight::template four_scales<Four>(blocks);
-#pragma GCC unroll 2
-            for (int j = 0; j < elements / 128; ++j) {
-                const int64_t at = u * elements + 128 * j;
-                const Codes both =
-                    Four::template nibbles<by_blocks ? sizeof(Block) : 16>(blocks->codes + 64 * j);
-                const Codes of_row[] = {Weight::of_nibbles(Four::low(both)),
-                                        Weight::of_nibbles(Four::high(both))};
-                const Codes of_token[] = {load_codes(codes + at), load_codes(codes + at + 64)};
-                const auto start = Four::start(token.sums + at / 8);
-                const auto sums = Four::template dots<Weight>(start, of_row, of_token);
-                acc = fma(to_acc(sums), spread_quarters(scales, j), acc);
-            }
-        };
-        const auto* const blocks = reinterpret_cast<const Block*>(w);
-        const int64_t whole = k / elements;
-        for (int64_t u = 0; u < whole; ++u) {
-            call_for<true>(calls.at(static_cast<size_t>(u * bytes)), bytes, access.hint);
-            add(blocks + u * n, u);
-        }
-        if (const int64_t left = (k - whole * elements) / Weight::block; left > 0) {
-            Block last[n] = {};
-            for (int64_t i = 0; i < left; ++i) last[i] = blocks[whole * n + i];
-            add(last, whole);
-        }
-        out[r] = sum(acc);
     }
 }
 

@@ -22,15 +22,10 @@ struct WeightQ8_0 {
 struct WeightQ4_0 {
     using Block = BlockQ4_0;
     static constexpr int block = 32, unit = unit_blocks * block, group = 32, offset = 8;
-    static constexpr bool has_min = false, is_wide = false;
+    static constexpr bool has_min = false, is_wide = false, is_mostly_interleaved = true;
     static constexpr int max_code = 15;
     static Codes codes(const Block* b, int j) { return load_nibbles(b[2 * j].codes, b[2 * j + 1].codes); }
     static Scales scales(const Block* b) { return blocks_apart(&b->d, sizeof *b); }
-    static Codes of_nibbles(Codes c) { return c; }
-    template <class Four>
-    static Scales four_scales(const Block* b) {
-        return Four::halves_apart(reinterpret_cast<const uint8_t*>(&b->d), sizeof *b);
-    }
 };
 
 struct WeightQ4_K {
@@ -71,49 +66,34 @@ struct WeightQ6_K {
 struct WeightIQ4_NL {
     using Block = BlockIQ4_NL;
     static constexpr int block = 32, unit = unit_blocks * block, group = 32, offset = wide_offset;
-    static constexpr bool has_min = false, is_wide = true, is_rare = true;
+    static constexpr bool has_min = false, is_wide = true, is_rare = true, is_mostly_interleaved = true;
     static Words table() { return wide_words(load_table(values_iq4)); }
     static Codes codes(const Block* b, int j) {
         return look_up(table(), load_nibbles(b[2 * j].codes, b[2 * j + 1].codes));
     }
     static Scales scales(const Block* b) { return blocks_apart(&b->d, sizeof *b); }
-    static Codes of_nibbles(Codes c) { return look_up(table(), c); }
-    template <class Four>
-    static Scales four_scales(const Block* b) {
-        return Four::halves_apart(reinterpret_cast<const uint8_t*>(&b->d), sizeof *b);
-    }
 };
 
 struct WeightIQ4_XS {
     using Block = BlockIQ4_XS;
     static constexpr int block = 256, unit = 256, group = 32, offset = wide_offset;
-    static constexpr bool has_min = false, is_wide = true, is_rare = true;
+    static constexpr bool has_min = false, is_wide = true, is_rare = true, is_mostly_interleaved = true;
     static Codes codes(const Block* b, int j) {
         return look_up(WeightIQ4_NL::table(), load_nibbles(b->codes + 32 * j, b->codes + 32 * j + 16));
     }
     static Scales scales(const Block* b) { return eight_signed(scales_iq4(*b), b->d); }
-    static Codes of_nibbles(Codes c) { return WeightIQ4_NL::of_nibbles(c); }
-    template <class Four>
-    static Scales four_scales(const Block* b) {
-        return scales(b);
-    }
 };
 
 struct WeightMXFP4 {
     using Block = BlockMXFP4;
     static constexpr int block = 32, unit = unit_blocks * block, group = 32, offset = 12;
-    static constexpr bool has_min = false, is_wide = false, is_rare = true;
+    static constexpr bool has_min = false, is_wide = false, is_rare = true, is_mostly_interleaved = true;
     static constexpr int max_code = 24;
     static Words table() { return load_table(codes_fp4); }
     static Codes codes(const Block* b, int j) {
         return look_up(table(), load_nibbles(b[2 * j].codes, b[2 * j + 1].codes));
     }
     static Scales scales(const Block* b) { return powers_apart(&b->exponent, sizeof *b); }
-    static Codes of_nibbles(Codes c) { return look_up(table(), c); }
-    template <class Four>
-    static Scales four_scales(const Block* b) {
-        return Four::powers_apart(&b->exponent, sizeof *b);
-    }
 };
 
 /// Small numbers, raised by the largest, are codes below 64; what is taken away again afterwards is then no

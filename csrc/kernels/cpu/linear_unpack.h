@@ -8,10 +8,9 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// Where a block of `lanes` of 16 interleaved rows is: words side by side, then halves if there is an odd
-/// one.
+/// Where a block of `lanes` of 16 interleaved rows is: words side by side, then what is no whole word.
 struct InterleavedAt {
-    const uint8_t *words, *halves;
+    const uint8_t *words, *odd;
 };
 
 /// Block number b of the rows [row, row + lanes).
@@ -21,7 +20,7 @@ static inline auto blocks_at(const uint8_t* w, size_t w_stride, int64_t row, int
     if constexpr (is_interleaved<Weight>) {
         const int64_t first = row & -kInterleavedRows, lane = row - first;
         const uint8_t* const all = w + first * w_stride + b * kInterleavedRows * bytes;
-        return InterleavedAt{all + 4 * lane, all + bytes / 4 * 4 * kInterleavedRows + 2 * lane};
+        return InterleavedAt{all + 4 * lane, all + bytes / 4 * 4 * kInterleavedRows + bytes % 4 * lane};
     } else {
         return RowsAt(w + row * w_stride + b * bytes, w_stride);
     }
@@ -38,7 +37,7 @@ static inline void load_words(const RowsAt& row, int at, Words (&to)[N]) {
     }
 }
 
-// Of interleaved rows, words that begin at byte `at` of a block, which an odd half may precede.
+// Of interleaved rows, words that begin at byte `at` of a block, which what is no word may precede.
 static inline Words load_word(const InterleavedAt& rows, int at) {
     Words w;
     memcpy(&w, rows.words + at / 4 * (4 * kInterleavedRows), sizeof w);
@@ -58,7 +57,17 @@ static inline Vec load_d(const RowsAt& rows) {
 }
 template <class Block>
 static inline Vec load_d(const InterleavedAt& rows) {
-    return load(reinterpret_cast<const Half*>(rows.halves));
+    return load(reinterpret_cast<const Half*>(rows.odd));
+}
+
+/// The one byte beside a block's words, as byte 0 of a word.
+static inline Words load_exponents(const RowsAt& rows) { return load_word(rows, 0); }
+static inline Words load_exponents(const InterleavedAt& rows) {
+    uint32_t bytes[lanes];
+    for (int i = 0; i < lanes; ++i) bytes[i] = rows.odd[i];
+    Words w;
+    memcpy(&w, bytes, sizeof w);
+    return w;
 }
 
 /// Fields of all words.
@@ -112,7 +121,7 @@ static inline void unpack(const From& from, const BlockIQ4_NL*, To& to) {
 
 template <class From, class To>
 static inline void unpack(const From& from, const BlockMXFP4*, To& to) {
-    to.scale(0, power_of(load_word(from, 0)));
+    to.scale(0, power_of(load_exponents(from)));
     unpack_nibbles(from, 1, 0, [](Words w) { return look_up(WeightMXFP4::table(), w); }, to);
 }
 

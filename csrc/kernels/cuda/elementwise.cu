@@ -255,6 +255,10 @@ void gather(const Device& device, Tensor table, Tensor ids, Tensor out) {
         case DType::Q3_K_R16:
         case DType::Q4_K_R16:
         case DType::Q5_K_R16:
+        case DType::Q4_0_R16:
+        case DType::IQ4_NL_R16:
+        case DType::IQ4_XS_R16:
+        case DType::MXFP4_R16:
             return;  // no type of rows of weights
         case DType::TQ1_0:
         case DType::IQ2_XXS:
