@@ -3,8 +3,27 @@
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace slimrt {
+
+inline constexpr size_t kHugePage = size_t(2) << 20;
+
+/// So many bytes of zeros where huge pages begin, if there is room for one; MAP_FAILED if there is no memory.
+inline void* map_zeros(size_t bytes, int protection, int flags) {
+    void* wanted = nullptr;
+    if (bytes >= kHugePage) {
+        void* const space =
+            ::mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (space != MAP_FAILED) {
+            const auto at = reinterpret_cast<uintptr_t>(space);
+            wanted = reinterpret_cast<void*>((at + kHugePage - 1) / kHugePage * kHugePage);
+            ::munmap(space, bytes + kHugePage);
+        }
+    }
+    flags |= MAP_PRIVATE | MAP_ANONYMOUS;
+    return ::mmap(wanted, bytes, protection, flags, -1, 0);  // elsewhere, if that is taken by now
+}
 
 // Only wishes, and only on Linux.
 

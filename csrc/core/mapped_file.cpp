@@ -33,8 +33,6 @@ timespec time_of_change(const struct stat& status) {
 #endif
 }
 
-constexpr size_t kHugePage = size_t(2) << 20;
-
 // What the handler of SIGBUS knows by address; beyond that many it is silent. A signal handler may take
 // no lock, hence atomic pointers.
 std::array<std::atomic<const MappedFile*>, 64> mapped_files;
@@ -60,22 +58,6 @@ void on_sigbus(int, siginfo_t* info, void*) {
         }
     }
     ::sigaction(SIGBUS, &sigbus_before, nullptr);
-}
-
-/// So many bytes of zeros where huge pages begin, if there is room for some; MAP_FAILED if there is none.
-void* map_zeros(size_t bytes, int protection, int flags) {
-    void* wanted = nullptr;
-    if (bytes >= 2 * kHugePage) {
-        void* const space =
-            ::mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (space != MAP_FAILED) {
-            const auto at = reinterpret_cast<uintptr_t>(space);
-            wanted = reinterpret_cast<void*>((at + kHugePage - 1) / kHugePage * kHugePage);
-            ::munmap(space, bytes + kHugePage);
-        }
-    }
-    flags |= MAP_PRIVATE | MAP_ANONYMOUS;
-    return ::mmap(wanted, bytes, protection, flags, -1, 0);  // elsewhere, if that is taken by now
 }
 
 void watch(const MappedFile* file) {

@@ -14,7 +14,6 @@
 namespace slimrt::cpu {
 namespace {
 
-constexpr size_t kHugePage = size_t(2) << 20;
 constexpr size_t kTouchChunk = size_t(8) << 20;  // bytes touched by one work item
 // Smaller allocations are not compared with the memory that is free: reading that takes longer.
 constexpr size_t kUnchecked = size_t(1) << 20;
@@ -39,8 +38,7 @@ Buffer Memory::alloc(MemoryKind kind, size_t bytes, const char* what) {
     }
     const size_t mapped = std::max<size_t>(bytes, 1) + kBytesBehind;
     const int protection = pool_ ? PROT_READ | PROT_WRITE : PROT_NONE;
-    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (pool_ ? 0 : MAP_NORESERVE);
-    void* data = mmap(nullptr, mapped, protection, flags, -1, 0);
+    void* data = map_zeros(mapped, protection, pool_ ? 0 : MAP_NORESERVE);
     if (data == MAP_FAILED) fail_alloc(bytes, available_memory(), what);
     forbid(static_cast<std::byte*>(data) + bytes, mapped - bytes);
 
@@ -59,7 +57,7 @@ Buffer Memory::alloc(MemoryKind kind, size_t bytes, const char* what) {
 }
 
 void Memory::touch(std::byte* data, size_t bytes) {
-    if (bytes >= 2 * kHugePage) wish_for_huge_pages(data, bytes);
+    if (bytes >= kHugePage) wish_for_huge_pages(data, bytes);
     const size_t page = sysconf(_SC_PAGESIZE);
     pool_->run((bytes + kTouchChunk - 1) / kTouchChunk, [=](int64_t item, int) {
         const size_t first = item * kTouchChunk, end = std::min(bytes, first + kTouchChunk);
