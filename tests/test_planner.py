@@ -326,6 +326,7 @@ def test_cache_rounds_up_to_blocks_only(convert):
         assert plan["cache"] == 3 * -(-n_ctx // 32) * 32 * per_token
 
 
+@pytest.mark.unsanitized  # whose tables of what is mapped are resident memory of this process, too
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 def test_resident_memory_is_what_was_said(tmp_path):
     """64 MiB of cache: the process grows by what memory() says, within a few MiB, and gives it back."""
