@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from linear import weights
+from linear import held
 from machine import describe
 
 from slimrt import _core, core
@@ -75,9 +75,10 @@ def main() -> None:
     rows = []
     print("| type | threads | read GB/s | usual / read | measured / read | by CPU time | access | gain |")
     print("|---|---|---|---|---|---|---|---|")
-    for kind in args.types:
+    for type_name in args.types:
+        kind, bytes_ = held(type_name, args.rows, args.cols, args.megabytes)
         with tempfile.TemporaryFile() as file:
-            file.write(weights(kind, args.rows, args.cols, args.megabytes))
+            file.write(bytes_)
             file.flush()
             raw = np.memmap(file, np.uint8, "r")
             for threads in args.threads:

@@ -2,7 +2,8 @@
 
     python benchmarks/linear.py --types q8_0 q4_k f16 --tokens 1 8 512 --threads 1 2
 
-Each type's matrices together are far larger than the caches and hold random codes. GB/s counts the weights' bytes once
+Each type's matrices together are far larger than the caches and hold random codes; they lie in memory as models' do,
+q4_k as q4_k_r16, say. GB/s counts the weights' bytes once
 a product, whatever the number of tokens; they are accessed as is measured to be fastest for one. GMAC/s counts
 multiply-adds, to be held against the dot products that the type's arithmetic makes in registers. Medians over
 interleaved turns.
@@ -28,8 +29,15 @@ HALVES = {"q4_0": (0,), "q8_0": (0,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (2
 PLAIN = {"f32": 4, "f16": 2, "bf16": 2}
 
 
+def held(type_name: str, rows: int, cols: int, megabytes: int) -> tuple[str, np.ndarray]:
+    """The type in which the CPU holds matrices of a file's type, and some such, as bytes."""
+    raw = weights(type_name, rows, cols, megabytes)
+    side_by_side = f"{type_name}_r16" in core.cpu_info()["access_kinds"]
+    return _core.ops.interleave(type_name, raw, cols) if side_by_side else (type_name, raw)
+
+
 def weights(type_name: str, rows: int, cols: int, megabytes: int) -> np.ndarray:
-    """Random matrices one after the other, as bytes; at least one."""
+    """Random matrices one after the other, as bytes of a file; at least one."""
     rng = np.random.default_rng(0)
     if type_name in PLAIN:
         row = cols * PLAIN[type_name]
@@ -54,7 +62,7 @@ def measure(type_name: str, args: argparse.Namespace) -> list[dict[str, object]]
     """One row for each ISA, number of threads and of tokens; tokens 0 is the pure read."""
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name.upper()]]
     matrix = args.rows * args.cols // block * size
-    raw = weights(type_name, args.rows, args.cols, args.megabytes)
+    type_name, raw = held(type_name, args.rows, args.cols, args.megabytes)
     cases = [(isa, n, t) for isa in args.isas for n in args.threads for t in (0, *args.tokens)]
     seconds: dict[tuple[str, int, int], list[float]] = {case: [] for case in cases}
     access = {(isa, n): tuned([type_name], n, isa=isa)[type_name].best for isa, n, _ in cases}
@@ -102,7 +110,7 @@ def main() -> None:
             found.append(row)
             what = row["tokens"] or "read"
             print(
-                f"| {type_name} | {row['isa']} | {row['threads']} | {what} | {row['microseconds']:.0f} "
+                f"| {row['type']} | {row['isa']} | {row['threads']} | {what} | {row['microseconds']:.0f} "
                 f"({row['least']:.0f} - {row['most']:.0f}) | {row['GB/s']:.1f} | {row['GMAC/s']:.1f} |"
             )
             sys.stdout.flush()

@@ -39,12 +39,20 @@ FIXTURES = TESTS.parent.parent / "shared" / "fixtures"
 # for those of many tokens: they are tested for PRODUCT_ISAS, and by test_kernels_tiles.py.
 PRODUCT_ISAS = [isa for isa in _core.ops.backends() if not isa.startswith("amx")]
 ISAS = [isa for isa in PRODUCT_ISAS if isa not in ("avx_vnni", "avx512_halves")]
+# Types that models are held in with 16 rows side by side: on every instruction set, and where vectors hold 8 rows.
+SIXTEENS = ["q4_1", "q5_0", "q5_1", "q2_k", "q3_k"]
+WIDE_SIXTEENS = ["q4_0", "q4_k", "q5_k", "iq4_nl", "iq4_xs", "mxfp4"]
 # Why there is no CUDA device; "" if there is one. Operations are tested on each of DEVICES.
 CUDA_MISSING = "" if _core.cuda_devices()[0] else _core.cuda_devices()[1]
 DEVICES = [
     *ISAS,
     pytest.param("cuda", marks=pytest.mark.skipif(bool(CUDA_MISSING), reason=f"no CUDA device: {CUDA_MISSING}")),
 ]
+
+
+def lies_side_by_side(type_name: str, isa: str) -> bool:
+    """Whether whole sixteens of rows of a type do."""
+    return type_name in SIXTEENS or (type_name in WIDE_SIXTEENS and isa.startswith(("avx", "amx")))
 
 
 def product_unit(device: str, type_name: str) -> float:

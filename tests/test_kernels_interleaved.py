@@ -6,13 +6,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conftest import ISAS, PRODUCT_ISAS
+from conftest import ISAS, PRODUCT_ISAS, SIXTEENS, WIDE_SIXTEENS, lies_side_by_side
 from slimrt._core import ops
 from test_kernels import EPS, activation_rounding
 from weight_formats import block_size, dequantised, half_bytes, random_weight
 
-# On the CPU these are held so.
-TYPES = ["q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "iq4_nl", "iq4_xs", "mxfp4"]
+TYPES = [*SIXTEENS, *WIDE_SIXTEENS]
+each_held = pytest.mark.parametrize(
+    ("type_name", "isa"), [(t, i) for t in TYPES for i in ISAS if lies_side_by_side(t, i)]
+)
 
 
 def interleaved(raw: np.ndarray, type_name: str, k: int) -> tuple[str, np.ndarray]:
@@ -49,8 +51,7 @@ def test_words_of_16_rows_follow_one_another(type_name):
         ops.interleave("f32", np.zeros(64, np.uint8), 1)
 
 
-@pytest.mark.parametrize("isa", PRODUCT_ISAS)
-@pytest.mark.parametrize("type_name", TYPES)
+@pytest.mark.parametrize(("type_name", "isa"), [(t, i) for t in TYPES for i in PRODUCT_ISAS if lies_side_by_side(t, i)])
 def test_products(type_name, isa):
     """Of a token, of few and of many, with rows that fill panels and that do not, on one thread and two."""
     shapes = [(16, 1, 1, 1), (48, 11, 1, 2), (16, 3, 2, 1), (112, 2, 5, 2), (48, 9, 33, 2), (80, 5, 9, 1)]
@@ -68,8 +69,7 @@ def test_products(type_name, isa):
 
 
 @pytest.mark.parametrize("bits", [0x00, 0x7F, 0x80, 0xFF])
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("type_name", TYPES)
+@each_held
 def test_products_of_extreme_rows(type_name, isa, bits):
     """The smallest and largest codes, zero rows, one huge value among small ones."""
     k, rows = 2 * block_size(type_name), 16
@@ -90,8 +90,7 @@ def test_products_of_extreme_rows(type_name, isa, bits):
             assert (np.abs(part - x.astype(np.float64) @ weights[bits].T) <= 6 * sigma).all()
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("type_name", TYPES)
+@each_held
 def test_tokens_share_the_weights_and_nothing_else(type_name, isa):
     k = 3 * block_size(type_name)
     raw, weight = random_weight(type_name, 48, k)
@@ -125,8 +124,7 @@ def test_experts(isa):
     assert np.abs(got - wanted).max() < 0.02 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("type_name", TYPES)
+@each_held
 def test_threads_and_heads_change_no_bit(type_name, isa):
     """What a thread takes of a weight, or of a head, is whole sixteens."""
     heads, rows, k = 3, 48, 2 * block_size(type_name)

@@ -9,6 +9,7 @@
 #include "bench/weights.h"
 #include "engine/devices.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/interleave.h"
 
 namespace slimrt::bench {
 namespace {
@@ -68,7 +69,7 @@ std::vector<Json> access(const Effort& effort) {
     if (const char* const said = std::getenv("SLIMRT_ACCESS"); said && *said)
         return {Json{{"fixed", to_text(cpu::parse_access(said))}}};
     cpu::AccessPolicy policy = cpu::usual_access();
-    for (const std::string& kind : cpu::access_kinds())
+    for (const std::string& kind : cpu::access_kinds(effort.isa))
         for (const int threads : effort.threads) {
             const Tuned one = tune(kind, effort.isa, threads, effort.seconds);
             found.push_back(Json{{"kind", kind},
@@ -84,7 +85,9 @@ std::vector<Json> access(const Effort& effort) {
 
 std::vector<Json> products(const Effort& effort) {
     std::vector<Json> found;
-    for (const DType type : kTypes) {
+    for (const DType stored : kTypes) {
+        const DType interleaved = cpu::interleaved_type(stored);  // as models are held: rows are sixteens
+        const DType type = cpu::multiplies(cpu::choose_isa(effort.isa), interleaved) ? interleaved : stored;
         const std::vector<uint8_t> bytes = random_matrices(type, effort);
         const double peak = dot_peak(type, effort.isa);
         for (const int threads : effort.threads)

@@ -309,7 +309,8 @@ double huge_page_gain(std::span<const std::byte> bytes, int n_threads) {
 
 Tuned tune(const std::string& kind, const std::string& isa, int n_threads, double seconds) {
     if (n_threads < 1) fail(ErrorCode::argument, "n_threads must be positive");
-    if (std::ranges::find(cpu::access_kinds(), kind) == cpu::access_kinds().end())
+    const std::vector<std::string> kinds = cpu::access_kinds(isa);
+    if (std::ranges::find(kinds, kind) == kinds.end())
         fail(ErrorCode::argument, "there is nothing to measure of '", kind, "'");
     const bool full = seconds > 0;
     const auto trial = trial_of(kind, isa, n_threads, full);

@@ -6,7 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "core/error.h"
-#include "kernels/cpu/isa.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "model/weight_memory.h"
 
 namespace slimrt {
@@ -93,13 +93,9 @@ const Tensor& find_tensor(const GgufFile& file, const std::string& name) {
 /// The type that a matrix is multiplied in on the CPU, and how many bytes it has there.
 nb::tuple held(const GgufFile& file, const std::string& name) {
     const Tensor& t = find_tensor(file, name);
-    int n = 0;
-    const auto multiplied = [&](DType type) {
-        const cpu::LinearKernel* kernel = cpu::supported_isas(&n)[0]->linear;
-        while (kernel->product && kernel->weight_type != uint32_t(type)) ++kernel;
-        return kernel->product != nullptr;
-    };
-    const DType type = held_type(t.dtype, t.rows, multiplied);
+    const cpu::Isa& isa = cpu::choose_isa("");
+    const auto multiplied = [&](DType type) { return cpu::multiplies(isa, type); };
+    const DType type = held_type(file, name, t.rows, multiplied);
     return nb::make_tuple(dtype_info(type).name, t.rows * row_bytes(type, t.cols));
 }
 

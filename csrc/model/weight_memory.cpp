@@ -9,8 +9,12 @@
 
 namespace slimrt {
 
-DType held_type(DType type, int64_t together, const std::function<bool(DType)>& native) {
+DType held_type(const GgufFile& file, const std::string& name, int64_t together,
+                const std::function<bool(DType)>& native) {
+    const DType type = file.tensors().at(name).dtype;
     const DType interleaved = cpu::interleaved_type(type), same = cpu::repacked_type(type);
+    const bool looked_up = name == "token_embd.weight" && file.tensors().count("output.weight") > 0;
+    if (looked_up && native(type)) return type;
     if (together % cpu::kInterleavedRows == 0 && native(interleaved)) return interleaved;
     return native(type) ? type : native(same) ? same : DType::F16;
 }

@@ -8,10 +8,12 @@
 
 namespace slimrt {
 
-/// The type in which weights are held on a backend that multiplies `native` ones: `together` rows, which may
-/// be of several matrices, are used at once. On the CPU rows side by side if there are such, else as in the
-/// file, else another type that holds the same, or f16.
-DType held_type(DType type, int64_t together, const std::function<bool(DType)>& native);
+/// The type in which a matrix of a file is held on a backend that multiplies `native` ones: on the CPU rows
+/// side by side if `together` of them, which are used at once, are whole sixteens; else as in the file, else
+/// another type that holds the same, or f16. Tokens' rows beside an output of their own, which are only
+/// looked up, stay as they are where the backend can.
+DType held_type(const GgufFile& file, const std::string& name, int64_t together,
+                const std::function<bool(DType)>& native);
 
 /// What it allocates the weights own.
 class WeightMemory {

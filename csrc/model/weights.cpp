@@ -34,7 +34,7 @@ class Loader final : public TensorSource {
           n_source_(n_source) {}
 
     Weights load(const CacheChoices& choices) {
-        w_.token_embd = token_embedding();
+        w_.token_embd = matrix("token_embd.weight", c_.n_vocab, c_.d_model);
         if (arch_.embedding_norm) w_.token_embd_norm = norm("token_embd_norm");
         load_layer_embeddings(*this, c_, w_);
         load_encoder();
@@ -64,7 +64,7 @@ class Loader final : public TensorSource {
         if (!t) return {};
         require_shape(name, *t, rows, cols);
         const auto native = [this](DType dtype) { return backend_->native(dtype); };
-        const Tensor held = memory_.hold(name, *t, held_type(t->dtype, part ? part : rows, native));
+        const Tensor held = memory_.hold(name, *t, held_type(file_, name, part ? part : rows, native));
         if (held.data != t->data && !backend_->dry()) file_.let_go(*t);
         return held;
     }
@@ -80,14 +80,6 @@ class Loader final : public TensorSource {
     void use(Backend& backend) {
         backend_ = &backend;
         memory_.set_backend(backend);
-    }
-
-    /// Beside an output of its own its rows are only looked up, and stay as they are where the backend can.
-    Tensor token_embedding() {
-        const std::string name = "token_embd.weight";
-        const bool looked_up = file_.tensors().count("output.weight") > 0 &&
-                               backend_->native(find(name, Presence::required)->dtype);
-        return matrix(name, c_.n_vocab, c_.d_model, Presence::required, looked_up ? 1 : 0);
     }
 
     bool encoder_decoder() const { return arch_.encoder != EncoderKind::none; }

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/interleave.h"
 #include "kernels/cpu/isa.h"
 
@@ -19,8 +20,8 @@ constexpr int32_t kMostAhead = 1 << 20;
 constexpr DType kTypes[] = {
     DType::F32,        DType::F16,       DType::BF16,     DType::Q8_0,     DType::Q4_0,     DType::Q4_K,
     DType::Q5_K,       DType::Q6_K,      DType::IQ4_NL,   DType::IQ4_XS,   DType::MXFP4,    DType::TQ2_0,
-    DType::IQ2_N,      DType::IQ3_XXS_N, DType::IQ3_S_N,  DType::Q4_1_R16, DType::Q5_0_R16, DType::Q5_1_R16,
-    DType::Q2_K_R16,   DType::Q3_K_R16,  DType::Q4_K_R16, DType::Q5_K_R16, DType::Q4_0_R16, DType::IQ4_NL_R16,
+    DType::IQ2_N,      DType::IQ3_XXS_N, DType::IQ3_S_N,  DType::Q2_K_R16, DType::Q3_K_R16, DType::Q4_0_R16,
+    DType::Q4_1_R16,   DType::Q4_K_R16,  DType::Q5_0_R16, DType::Q5_1_R16, DType::Q5_K_R16, DType::IQ4_NL_R16,
     DType::IQ4_XS_R16, DType::MXFP4_R16};
 
 std::mutex mutex;
@@ -70,14 +71,16 @@ Access* AccessPolicy::find(const std::string& kind) {
     return nullptr;
 }
 
-const std::vector<std::string>& access_kinds() {
-    static const std::vector<std::string> kinds = [] {
-        std::vector<std::string> names;
-        for (const DType type : kTypes) names.emplace_back(dtype_info(type).name);
-        names.insert(names.end(), {"float_rows", "rows"});
-        return names;
-    }();
-    return kinds;
+std::vector<std::string> access_kinds(const std::string& isa) {
+    const Isa& chosen = choose_isa(isa);
+    std::vector<std::string> names;
+    for (const DType type : kTypes) {
+        const DType interleaved = interleaved_type(type);
+        if (multiplies(chosen, type) && (interleaved == type || !multiplies(chosen, interleaved)))
+            names.emplace_back(dtype_info(type).name);
+    }
+    names.insert(names.end(), {"float_rows", "rows"});
+    return names;
 }
 
 AccessPolicy usual_access() {
@@ -99,7 +102,8 @@ AccessPolicy parse_access(const std::string& text, AccessPolicy policy) {
         const size_t is = part.find('=');
         if (is == std::string_view::npos) {
             const Access access = parse_one(part);
-            for (const std::string& kind : access_kinds()) *policy.find(kind) = access;
+            policy.weights.fill(access);
+            policy.float_rows = policy.rows = access;
             continue;
         }
         Access* const one = policy.find(std::string(part.substr(0, is)));

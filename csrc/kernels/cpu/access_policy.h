@@ -19,8 +19,9 @@ struct AccessPolicy {
     Access* find(const std::string& kind);
 };
 
-/// Of all kinds: types with a product of their own, then "float_rows" and "rows".
-const std::vector<std::string>& access_kinds();
+/// Of what there is with an instruction set (see choose_isa()): types that models are held in, then
+/// "float_rows" and "rows".
+std::vector<std::string> access_kinds(const std::string& isa = "");
 
 /// What was best on most machines it was measured on.
 AccessPolicy usual_access();

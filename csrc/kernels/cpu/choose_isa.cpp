@@ -13,6 +13,12 @@ std::vector<std::string> isa_names() {
     return names;
 }
 
+bool multiplies(const Isa& isa, DType type) {
+    const LinearKernel* kernel = isa.linear;
+    while (kernel->product && kernel->weight_type != static_cast<uint32_t>(type)) ++kernel;
+    return kernel->product != nullptr;
+}
+
 const Isa& choose_isa(const std::string& asked) {
     int n = 0;
     const Isa* const* isas = supported_isas(&n);

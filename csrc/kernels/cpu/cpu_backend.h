@@ -43,7 +43,7 @@ class CpuBackend final : public Backend {
     MemoryUse memory() const override { return memory_.used(); }
     size_t workspace() const override { return workspace_.bytes; }
     void reserve_workspace(size_t bytes) override;
-    bool native(DType dtype) const override { return find_kernel(dtype, 0) != nullptr; }
+    bool native(DType dtype) const override { return multiplies(isa_, dtype); }
 
     void gather(Tensor table, Tensor ids, Tensor out) override;
     void norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) override;

@@ -321,6 +321,9 @@ struct Isa {
                    const void* rows, size_t stride, int64_t n, int64_t dim, float* out, size_t out_stride);
 };
 
+/// Whether it has products with weights of this type.
+bool multiplies(const Isa& isa, DType type);
+
 /// The tables in this build that this CPU can run, best first. Never empty.
 const Isa* const* supported_isas(int* n);
 

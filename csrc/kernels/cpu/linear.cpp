@@ -22,6 +22,15 @@ static constexpr LinearKernel with_wide(DType type) {
         return with_floats<Stored>(type);
 }
 
+/// What has products of single rows too, or the end of the table, which these are at.
+template <class Weight>
+static constexpr LinearKernel where_wide(DType type) {
+    if constexpr (sixteens_are_faster)
+        return with_codes<Interleaved<Weight>>(type);
+    else
+        return {0, 0, nullptr, nullptr, nullptr};
+}
+
 const LinearKernel linear_kernels[] = {
     with_wide<Half>(DType::F16),
     with_wide<Brain>(DType::BF16),
@@ -45,12 +54,12 @@ const LinearKernel linear_kernels[] = {
     with_codes<Interleaved<WeightQ5_1>>(DType::Q5_1_R16),
     with_codes<Interleaved<WeightQ2_K>>(DType::Q2_K_R16),
     with_codes<Interleaved<WeightQ3_K>>(DType::Q3_K_R16),
-    with_codes<Interleaved<WeightQ4_K>>(DType::Q4_K_R16),
-    with_codes<Interleaved<WeightQ5_K>>(DType::Q5_K_R16),
-    with_codes<Interleaved<WeightQ4_0>>(DType::Q4_0_R16),
-    with_codes<Interleaved<WeightIQ4_NL>>(DType::IQ4_NL_R16),
-    with_codes<Interleaved<WeightIQ4_XS>>(DType::IQ4_XS_R16),
-    with_codes<Interleaved<WeightMXFP4>>(DType::MXFP4_R16),
+    where_wide<WeightQ4_0>(DType::Q4_0_R16),
+    where_wide<WeightQ4_K>(DType::Q4_K_R16),
+    where_wide<WeightQ5_K>(DType::Q5_K_R16),
+    where_wide<WeightIQ4_NL>(DType::IQ4_NL_R16),
+    where_wide<WeightIQ4_XS>(DType::IQ4_XS_R16),
+    where_wide<WeightMXFP4>(DType::MXFP4_R16),
     {0, 0, nullptr, nullptr, nullptr},
 };
 

@@ -1,8 +1,8 @@
 // The quantised weight types with a product of their own, as: element = scale * (code - offset), or
 // scale * code - min. A unit is what is multiplied at a time: 256 elements, or unit_blocks blocks of 32; a
 // group has one scale. codes(blocks, j): the unit's elements 64 j ... 64 j + 63; scales(): all of the unit's
-// groups. max_code: the largest, where it is less than 63. is_mostly_interleaved: but where rows are no
-// multiple of 16.
+// groups. max_code: the largest, where it is less than 63. is_rare, or is_rare_alone where rows lie
+// side by side if they are whole sixteens: see linear_quant.h.
 #pragma once
 
 #include "kernels/cpu/blocks_grid.h"
@@ -22,7 +22,7 @@ struct WeightQ8_0 {
 struct WeightQ4_0 {
     using Block = BlockQ4_0;
     static constexpr int block = 32, unit = unit_blocks * block, group = 32, offset = 8;
-    static constexpr bool has_min = false, is_wide = false, is_mostly_interleaved = true;
+    static constexpr bool has_min = false, is_wide = false, is_rare_alone = true;
     static constexpr int max_code = 15;
     static Codes codes(const Block* b, int j) { return load_nibbles(b[2 * j].codes, b[2 * j + 1].codes); }
     static Scales scales(const Block* b) { return blocks_apart(&b->d, sizeof *b); }
@@ -31,7 +31,7 @@ struct WeightQ4_0 {
 struct WeightQ4_K {
     using Block = BlockQ4_K;
     static constexpr int block = 256, unit = 256, group = 32, offset = 0;
-    static constexpr bool has_min = true, is_wide = false, is_mostly_interleaved = true;
+    static constexpr bool has_min = true, is_wide = false, is_rare_alone = true;
     static constexpr int max_code = 15;
     static Codes codes(const Block* b, int j) { return fields(load_twice(b->codes + 32 * j), 0, 4, 15); }
     static Scales scales(const Block* b) { return eight_scales(b); }
@@ -40,7 +40,7 @@ struct WeightQ4_K {
 struct WeightQ5_K {
     using Block = BlockQ5_K;
     static constexpr int block = 256, unit = 256, group = 32, offset = 0;
-    static constexpr bool has_min = true, is_wide = false, is_mostly_interleaved = true;
+    static constexpr bool has_min = true, is_wide = false, is_rare_alone = true;
     static constexpr int max_code = 31;
     static Codes codes(const Block* b, int j) {
         return above(fields(load_twice(b->codes + 32 * j), 0, 4, 15),
@@ -66,7 +66,7 @@ struct WeightQ6_K {
 struct WeightIQ4_NL {
     using Block = BlockIQ4_NL;
     static constexpr int block = 32, unit = unit_blocks * block, group = 32, offset = wide_offset;
-    static constexpr bool has_min = false, is_wide = true, is_rare = true, is_mostly_interleaved = true;
+    static constexpr bool has_min = false, is_wide = true, is_rare = true;
     static Words table() { return wide_words(load_table(values_iq4)); }
     static Codes codes(const Block* b, int j) {
         return look_up(table(), load_nibbles(b[2 * j].codes, b[2 * j + 1].codes));
@@ -77,7 +77,7 @@ struct WeightIQ4_NL {
 struct WeightIQ4_XS {
     using Block = BlockIQ4_XS;
     static constexpr int block = 256, unit = 256, group = 32, offset = wide_offset;
-    static constexpr bool has_min = false, is_wide = true, is_rare = true, is_mostly_interleaved = true;
+    static constexpr bool has_min = false, is_wide = true, is_rare = true;
     static Codes codes(const Block* b, int j) {
         return look_up(WeightIQ4_NL::table(), load_nibbles(b->codes + 32 * j, b->codes + 32 * j + 16));
     }
@@ -87,7 +87,7 @@ struct WeightIQ4_XS {
 struct WeightMXFP4 {
     using Block = BlockMXFP4;
     static constexpr int block = 32, unit = unit_blocks * block, group = 32, offset = 12;
-    static constexpr bool has_min = false, is_wide = false, is_rare = true, is_mostly_interleaved = true;
+    static constexpr bool has_min = false, is_wide = false, is_rare = true;
     static constexpr int max_code = 24;
     static Words table() { return load_table(codes_fp4); }
     static Codes codes(const Block* b, int j) {

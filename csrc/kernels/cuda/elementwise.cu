@@ -241,32 +241,8 @@ void gather(const Device& device, Tensor table, Tensor ids, Tensor out) {
             return gather_blocks<WeightsIQ3_XXS_N>(device, table, ids, out);
         case DType::IQ3_S_N:
             return gather_blocks<WeightsIQ3_S_N>(device, table, ids, out);
-        case DType::I32:
-        case DType::Q8:
-        case DType::FP8_E4M3:
-        case DType::FP8_E5M2:
-        case DType::Q4:
-        case DType::Q3:
-        case DType::Q2:
-        case DType::Q4_1_R16:
-        case DType::Q5_0_R16:
-        case DType::Q5_1_R16:
-        case DType::Q2_K_R16:
-        case DType::Q3_K_R16:
-        case DType::Q4_K_R16:
-        case DType::Q5_K_R16:
-        case DType::Q4_0_R16:
-        case DType::IQ4_NL_R16:
-        case DType::IQ4_XS_R16:
-        case DType::MXFP4_R16:
-            return;  // no type of rows of weights
-        case DType::TQ1_0:
-        case DType::IQ2_XXS:
-        case DType::IQ2_XS:
-        case DType::IQ2_S:
-        case DType::IQ3_XXS:
-        case DType::IQ3_S:
-            return;  // which a load lays out as others first (kernels/cpu/repack.h)
+        default:
+            return;  // no type of rows of weights, or one that a load lays out as another first
     }
 }
 
