@@ -51,7 +51,7 @@ Json product(const Effort& effort, const Matrices& weights, int threads, int64_t
 /// What rows are measured in: types, or, where rows age, what old ones become.
 std::vector<std::string> row_types(const CacheMode& mode) {
     if (!mode.has_levels()) return {"f32", "f16", "bf16", "q8", "fp8_e4m3", "q4"};
-    const Levels usual = mode.usual_levels();
+    const Levels usual = mode.default_levels();
     return {to_text(usual, usual), "q4", "q2"};
 }
 

@@ -106,7 +106,7 @@ class Layer {
             for (int p = 0; p < int(planes.size()); ++p)
                 arrays_->store(random(kBlockTokens, planes[p].width), cache_.slots(0, p, slots));
             cache_.commit(sequence_, kBlockTokens);
-            cache_.settle(sequence_);
+            cache_.age_rows(sequence_);
         }
     }
 
@@ -130,10 +130,10 @@ AttnConfig layer_for(const CacheMode& mode, const std::string& type) {
                  .n_heads = kHeads,
                  .n_kv_heads = kHeads,
                  .head_dim = kHeadDim,
-                 .latent_heads = usual_latent_heads(kHeads),
+                 .latent_heads = default_latent_heads(kHeads),
                  .scale = 1 / std::sqrt(float(kHeadDim))};
     if (mode.has_levels())
-        c.levels = parse_levels(type, mode.usual_levels());
+        c.levels = parse_levels(type, mode.default_levels());
     else
         c.type_k = c.type_v = c.type_r = require_cache_type(type.c_str());
     if (mode.has_residual()) c.rank = kRank;

@@ -159,13 +159,13 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
     c.norms_v = norms_v;
     c.v_is_k = v_is_k;
     c.qk_norm_kind = layer_norm ? NormKind::layer : NormKind::rms;
-    c.latent_heads = usual_latent_heads(n_kv_heads);
+    c.latent_heads = default_latent_heads(n_kv_heads);
     c.type_r = require_cache_type(residual_type.c_str());
     const bool levels = says_levels(type);
     if (!levels) c.type_k = c.type_v = require_cache_type(type.c_str());
     nb::list list;
     for (const CacheMode* mode : cache_modes(cross)) {
-        if (levels && mode->has_levels()) c.levels = parse_levels(type, mode->usual_levels());
+        if (levels && mode->has_levels()) c.levels = parse_levels(type, mode->default_levels());
         list.append(mode_dict(*mode, c, refusal_of(*mode, c, unrotated)));
     }
     return list;
@@ -182,7 +182,7 @@ nb::dict levels_of(const std::string& mode_name, const std::string& text) {
         of.append(nb::make_tuple(name_of(level.type_k), name_of(level.type_v), level.part, level.share,
                                  level.rows));
     nb::dict d;
-    d["text"] = to_text(levels, mode.usual_levels());
+    d["text"] = to_text(levels, mode.default_levels());
     d["levels"] = of;
     d["sinks"] = levels.sinks;
     d["recent"] = levels.recent;
@@ -199,7 +199,7 @@ nb::list resolved_layers(const FileOrPath& from, const nb::kwargs& args) {
         d["owner"] = layer.owner;
         d["mode"] = layer.mode->name();
         const bool aging = layer.mode->has_levels();
-        d["type_k"] = aging ? to_text(layer.levels, layer.mode->usual_levels()) : name_of(layer.type_k);
+        d["type_k"] = aging ? to_text(layer.levels, layer.mode->default_levels()) : name_of(layer.type_k);
         d["type_v"] = aging ? "auto" : name_of(layer.type_v);
         d["rank"] = layer.rank;
         d["residual_type"] = layer.residual_type;

@@ -6,7 +6,7 @@
 namespace slimrt {
 namespace {
 
-/// Consecutive tokens of a step that take the same branch; queries of their sequences count from `first`.
+/// Consecutive tokens of a step that take the same branch; the sequences' `query` counts from `first`.
 struct StepPart {
     bool absorb = false;
     int64_t first = 0, n = 0;
@@ -14,7 +14,7 @@ struct StepPart {
     std::vector<AttentionSequence> sequences;
 };
 
-/// Where there are rows already; perhaps none among the newest, if all have aged.
+/// Few queries, over rows that there are already (all of which may have aged).
 bool pays_absorbed(const AttnInput& in, const AttentionSequence& s) {
     return s.position > 0 && s.n_queries <= in.config.head_dim && !in.chunk;
 }
@@ -35,8 +35,8 @@ std::vector<StepPart> parts_of_step(const AttnInput& in) {
     return parts;
 }
 
-/// Over an encoder's rows a sequence's queries do not see each other: a few at a time. Where one is cut,
-/// those of its part are not what was uploaded.
+/// Queries over an encoder's rows do not see each other, so a sequence's may be divided among parts. A part
+/// that divides one cannot use the sequences that were uploaded.
 std::vector<StepPart> parts_over_encoder_states(const AttnInput& in, int64_t n_tokens) {
     std::vector<StepPart> parts;
     for (int64_t first = 0; first < n_tokens; first += in.config.head_dim) {
@@ -58,7 +58,7 @@ std::vector<StepPart> parts_over_encoder_states(const AttnInput& in, int64_t n_t
     return parts;
 }
 
-/// The older rows of the sequences of a part, which see them in turn in `sequences`.
+/// The older rows of a part; `sequences` gets what they refer to, an entry for each region.
 std::vector<StoredRegion> older_rows_of(const StepPart& part, std::span<const StoredRegion> older,
                                         std::vector<std::vector<AttentionSequence>>& sequences) {
     std::vector<StoredRegion> of_part;
@@ -114,7 +114,7 @@ void AbsorbingMode::read(Backend& backend, const ReadInput& in, const Written& w
     }
 }
 
-/// Keeps the part's own rows for the chunks that follow.
+/// In a chunk, keeps the part's own dense rows for the chunks after it.
 void AbsorbingMode::materialise(Backend& backend, const ReadInput& in, Written own, Tensor out) const {
     if (own.dense.empty()) own.dense = dense_of(backend, in, own);
     materialise_before(backend, in);
@@ -125,7 +125,7 @@ void AbsorbingMode::materialise(Backend& backend, const ReadInput& in, Written o
     in.dense.end = end;
 }
 
-/// Makes the dense rows of the positions before a part that are not there yet.
+/// Makes the dense rows of positions before a part that are missing.
 void AbsorbingMode::materialise_before(Backend& backend, const ReadInput& in) const {
     constexpr int64_t kSegment = 512;
     const AttentionSequence& s = in.sequences[0];
@@ -135,7 +135,7 @@ void AbsorbingMode::materialise_before(Backend& backend, const ReadInput& in) co
         dense.table = s.table;
         dense.end = !in.older.empty() ? 0 : window ? std::max(s.begin, s.position - window + 1) : s.begin;
     }
-    int64_t origin = 0;  // from here on regions have rows
+    int64_t origin = 0;  // end of the sinks, if rows age
     for (const StoredRegion& region : in.older) origin = std::max(origin, region.origin);
     while (dense.end < s.end) {
         const Scratch::Scope scope(in.scratch);
@@ -144,7 +144,7 @@ void AbsorbingMode::materialise_before(Backend& backend, const ReadInput& in) co
         for (const Tensor& plane : dense.planes) rows.push_back(in.scratch.f32(end - dense.end, plane.cols));
         dense_of_stored(backend, in, dense.end, end, rows);
         store_dense(backend, in, dense.end, rows);
-        // No segment needs more than the first whole one: a million tokens are planned like a few.
+        // On a dry backend the first whole segment is enough: no other needs more memory.
         dense.end = backend.dry() && dense.end >= origin ? s.end : end;
     }
 }

@@ -67,7 +67,7 @@ std::string narrow_encoder_k(const AttnConfig& c, const char* what) {
                   " cannot be computed from it");
 }
 
-/// A window of one row.
+/// Unfolding with windows of one row copies rows.
 void copy_rows(Backend& backend, Tensor from, Tensor to) { backend.unfold(from, 1, 0, to); }
 
 std::string capped_without_bias(const AttnConfig& c) {

@@ -1,5 +1,5 @@
-// Rows of some layers in blocks: a pool of blocks for each layer, the same blocks in all of them, and which
-// of these are free. It knows how many bytes a row has, not what a row means or whose it is.
+// Rows of some layers in blocks: a pool for each layer, with the same blocks in all pools, and which blocks
+// are free. It knows how many bytes a row has, not what it means or whose it is.
 #pragma once
 
 #include <span>
@@ -12,12 +12,12 @@ namespace slimrt {
 
 class BlockPool {
   public:
-    /// How a layer's rows are stored, and on which backend; those of an empty format are none.
+    /// A layer's backend and the format of its rows; an empty format stores nothing.
     struct Stored {
         Backend* backend;
         Format format;
     };
-    /// Layers are counted from 0 here.
+    /// The pool's layers are indices into this list.
     BlockPool(std::vector<Stored> layers, int64_t n_blocks);
 
     const Format& format(int layer) const { return layers_[layer].format; }
@@ -27,7 +27,7 @@ class BlockPool {
 
     int64_t n_blocks() const { return blocks_.size(); }
     int64_t n_free() const { return blocks_.n_free(); }
-    /// Sequences that use a block; more than one may, as long as none writes to it.
+    /// How many sequences use a block; several may, as long as none writes to it.
     int users(int32_t block) const { return blocks_.users(block); }
     int32_t take();
     void share(int32_t block) { blocks_.share(block); }
@@ -38,10 +38,9 @@ class BlockPool {
     Rows rows(int layer, int plane) const;
     Slots slots(int layer, int plane, Tensor slots) const;
 
-    /// Calls visit(backend, address, bytes) for the rows of the positions [begin, end) in the blocks of a
-    /// table, layer after layer, plane after plane, block after block, head after head: elements, then
-    /// scales. Rows that share scales (Plane::scale_tokens) go together, and a block's plane that is wanted
-    /// whole.
+    /// Calls visit(backend, address, bytes) for the rows of positions [begin, end) of a block table, by
+    /// layer, plane, block and head: elements, then scales. A whole block of a plane is one visit, as rows
+    /// that share scales need (Plane::scale_tokens).
     template <class Visit>
     void visit_rows(std::span<const int32_t> table, int64_t begin, int64_t end, Visit visit) const;
 

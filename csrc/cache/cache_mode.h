@@ -1,7 +1,7 @@
-// The one contract that matters: (x, attention weights) -> attention output. A cache mode decides which
-// projections happen, what one token leaves behind in one layer, and how attention reads it back: an owner
-// writes, it and any layer that shares its rows read. The rows of cross-attention are the same, but for their
-// owner: the encoder. Modes are stateless and const; memory belongs to KvCache.
+// The contract of cache modes: (x, attention weights) -> attention output. A mode decides which projections
+// are computed, what a token's row in a layer holds, and how attention reads it. The owner of rows writes
+// them; it and the layers that share them read. In cross-attention the encoder is the owner. Modes are
+// stateless and const; memory belongs to KvCache.
 #pragma once
 
 #include <cmath>
@@ -20,78 +20,83 @@
 namespace slimrt {
 
 /// One layer's attention as a mode sees it. Widths: q n_heads * head_dim, k and v n_kv_heads * head_dim.
-/// Latent attention (MLA): K and V are made of a latent, which is beside columns that rotate all that a token
-/// leaves; of a head the last n_rot columns rotate, and V may be narrower than K.
+/// Latent attention (MLA, DeepSeek-V2): a row is a latent, of which K and V are made, and n_rot rotated
+/// columns of K, the same for all heads. They are the last ones of a head's K; V's heads may be narrower than
+/// K's.
 struct AttnConfig {
     int layer = 0;
-    bool cross = false;  // over the rows of an encoder's output, all of which a query sees
+    bool cross = false;  // over an encoder's output, of which a query sees all rows
     int d_model = 0, n_heads = 0, n_kv_heads = 0, head_dim = 0;
     bool rope = false;
-    int n_rot = 0;                     // columns of a head that rotate, from its first on; 0 without RoPE
-    std::optional<float> qk_norm_eps;  // norm of q and k before RoPE, of whole rows; or none
+    int n_rot = 0;                     // columns of a head that rotate, the first ones; 0 without RoPE
+    std::optional<float> qk_norm_eps;  // QK-norm before RoPE, of whole rows or each head; or none
     NormKind qk_norm_kind = NormKind::rms;
-    bool norms_heads = false;  // of each head by itself
-    bool norms_v = false;      // each head of V by itself, by RMS and without a weight; with QK-norm of heads
+    bool norms_heads = false;  // QK-norm of each head
+    bool norms_v = false;      // an RMS norm of each head of V, without a weight; with norms_heads
     bool v_is_k = false;       // V is K before its norm and RoPE
     int64_t window = 0;
     DType type_k = DType::F16, type_v = DType::F16;
-    int rank = 0;  // width of a residual, modes with one; and its type
+    int rank = 0;  // width and type of the residual, in modes with has_residual()
     DType type_r = DType::F16;
-    int v_heads = 0;       // of modes that compute V: the last KV heads, whose V is kept beside K
-    Levels levels;         // of modes with some; none: one, of the types above
-    int latent_heads = 1;  // KV heads that share a latent, see modes/lowrank.cpp
+    int v_heads = 0;       // in modes that compute V: the last KV heads, whose V is kept beside K
+    Levels levels;         // in modes with has_levels(); empty: one level, of the types above
+    int latent_heads = 1;  // KV heads that share a latent of V, see modes/lowrank.cpp
     float sparse_threshold = 0, sparse_delta = 0;  // see AttentionArgs
     float clamp = 0;                               // 0: none, else q, k and v are clamped to it
-    float scale = 1;                               // of scores
+    float scale = 1;                               // of scores, before the softmax
     float score_cap = 0;                           // 0: none, see AttentionArgs
-    bool sinks = false;                            // AttnWeights has some
-    int latent = 0;                                // width of the latent, or 0
-    int value_dim = 0;                             // of V's heads, with a latent
-    float latent_eps = 0;                          // of the latent's norm
+    bool sinks = false;                            // heads have attention sinks (AttnWeights::sinks)
+    int latent = 0;                                // MLA: width of the latent; else 0
+    int value_dim = 0;                             // MLA: width of V's heads
+    float latent_eps = 0;                          // MLA: epsilon of the latent's norm
 
-    int norm_width() const { return norms_heads ? head_dim : kv_width(); }  // of what keys are normed over
+    int norm_width() const {
+        return norms_heads ? head_dim : kv_width();
+    }  // of what QK-norm norms at once in K
     int q_width() const { return n_heads * head_dim; }
     int kv_width() const { return n_kv_heads * head_dim; }
-    int computed_width() const { return (n_kv_heads - v_heads) * head_dim; }      // of V that is not kept
+    int computed_width() const {
+        return (n_kv_heads - v_heads) * head_dim;
+    }  // of V that is computed, not kept
     int value_width() const { return latent ? n_heads * value_dim : q_width(); }  // of attention's output
-    int row_width() const { return latent + n_rot; }                              // with a latent
+    int row_width() const { return latent + n_rot; }                              // MLA: of a row
     bool mha() const { return n_heads == n_kv_heads; }
 };
 
-/// A model's own tensors of one attention.
+/// The model's own tensors of one attention.
 struct AttnWeights {
-    Tensor q, k, v, o;                      // [out, in], any native type; k and v none where rows are shared,
-                                            // the same with AttnConfig::v_is_k
+    Tensor q, k, v, o;  // [out, in], any native type; k and v are empty where another layer's rows are
+                        // read, and the same tensor with AttnConfig::v_is_k
     Tensor q_bias, k_bias, v_bias, o_bias;  // f32 or none
     Tensor q_norm, k_norm;                  // f32, with AttnConfig::qk_norm_eps
-    Tensor relative_bias;  // f32 [n_heads, n_ctx] or none: the last column is for a query's own token
-    Tensor sinks;          // f32 [1, n_heads] or none, see AttentionArgs
-    // Of latent attention: q = norm(x q_a^T) q^T; k [row_width, d_model] gives the latent, before k_norm, and
-    // what rotates; K and V of a head are the latent times k_b^T [n_heads * latent, K's columns that do not
-    // rotate] and v_b [n_heads * value_dim, latent], in old files one kv_b, head after head K's rows, V's.
+    Tensor relative_bias;                   // f32 [n_heads, n_ctx] or none; last column: a query's own token
+    Tensor sinks;                           // f32 [1, n_heads] or none, see AttentionArgs
+    // MLA: q = norm(x q_a^T) q^T. k [row_width, d_model] gives the latent, before k_norm, and K's rotated
+    // columns. A head's K and V are latent k_b, [n_heads * latent, head_dim - n_rot], and latent v_b^T,
+    // [n_heads * value_dim, latent]. Old files have both in kv_b, for each head K's rows, then V's.
     Tensor q_a, q_a_norm, k_b, v_b, kv_b;
 };
 
-/// A tensor that folding makes for a mode, blk.<layer>.<suffix> [rows, cols].
+/// A tensor blk.<layer>.<suffix> [rows, cols] that folding makes for a mode.
 struct Fold {
     const char* suffix;
     int64_t rows, cols;
-    bool required = true;  // else a fold may do without
-    bool planned = true;   // whether a plan counts it while there is no fold yet
+    bool required = true;  // false: a fold may lack it
+    bool planned = true;   // whether a plan counts it before the model is folded
 };
 
 /// A tensor blk.<layer>.<suffix>, the model's own or folded, that decoding a token does not read.
 struct Unread {
     const char* suffix;
-    bool replaced;  // something as large that was made of it is read in its place
+    bool replaced;  // a tensor of about its size that was made of it is read instead
 };
 
-/// What a mode made of a layer's weights at load.
+/// What a mode derived from a layer's weights at load.
 struct Prepared {
     explicit Prepared(const AttnWeights& weights) : model(weights) {}
     virtual ~Prepared() = default;
-    /// A number for the folded tensors that rows are written with; 0 if there are none. Rows mean nothing
-    /// beside others.
+    /// Fingerprint of the folded tensors that rows are written with, 0 without any: rows can only be read
+    /// with the same tensors.
     virtual uint64_t fingerprint(Backend&) const { return 0; }
 
     AttnWeights model;
@@ -101,13 +106,14 @@ struct Prepared {
 struct PrepareInput {
     const AttnConfig& config;
     const AttnWeights& weights;
-    const std::map<std::string, Tensor>& folded;  // by suffix, all of CacheMode::folds(); or none
+    const std::map<std::string, Tensor>&
+        folded;  // by suffix, all of CacheMode::folds(); optional ones may be empty
     std::span<const float>
-        encoder_channel_sizes;  // cross: about how large each channel of the encoder's output is
+        encoder_channel_sizes;  // cross: approximate sizes of the encoder output's channels
 };
 
-/// One stored part of a row: `heads` equal shares, which lie apart in a block and have scales of their own,
-/// for each row or, with scale_tokens, for each channel of so many rows (see Rows).
+/// One stored part of a row: `heads` equal pieces, which are apart in a block and have scales of their own,
+/// one for each row or, with scale_tokens, one for each channel of that many rows (see Rows).
 struct Plane {
     const char* name;
     int width, heads;
@@ -120,42 +126,42 @@ struct Plane {
 };
 using Format = std::vector<Plane>;  // how a block is stored: plane after plane (see Rows)
 
-/// Stored rows of another region than the newest (see Regions), of the same sequences, at positions counted
-/// from `origin` on. No query is among them.
+/// Stored rows of an older region (see Regions) of the same sequences, at positions counted from `origin`.
+/// The step's own tokens are never among them.
 struct OlderRows {
-    int c = 0;  // class
+    int c = 0;  // class of rows
     int64_t origin = 0;
     std::vector<AttentionSequence> sequences;
 };
 
-/// What a step's tokens read and write in the layers of one group (see KvCache): their slots, and their
-/// sequences with the group's block tables: sequences[i] owns the rows [query, query + n_queries).
+/// What a step reads and writes in the layers of a group (see KvCache): its tokens' slots, and its sequences
+/// with the group's block tables. The step's rows [query, query + n_queries) are of sequences[i].
 struct GroupBatch {
-    Tensor slots;  // [1, n] I32; none where rows go from DenseRows to the regions where they belong
+    Tensor slots;  // [1, n] I32; none where KvCache::place() stores the rows later
     std::vector<AttentionSequence> sequences;
     std::vector<OlderRows> older;  // oldest first
 };
 
-/// The tokens of one step or of one chunk of it.
+/// The tokens of a step, or of one chunk of it.
 struct Batch {
     Tensor tokens, positions;                       // [1, n] I32
     std::vector<GroupBatch> groups;                 // the same sequences in each
     std::vector<AttentionSequence> encoder_states;  // with an encoder: rows of its output that each sees
-    int sequence = -1;                              // of KvCache, if it is one alone
-    bool chunk = false;  // of a longer append of one sequence, each layer going through all chunks
+    int sequence = -1;                              // handle in KvCache of a step with a single one
+    bool chunk = false;  // of a longer append of one sequence: a layer takes all chunks before the next layer
 };
 
-/// What the materialised branch of a mode reads in place of stored rows: made once per layer and append, rows
-/// by position.
+/// Rows by position that the materialised branch reads instead of stored ones; made once per layer and
+/// append.
 struct DenseRows {
     std::vector<Tensor> planes;      // [n_ctx, width]
-    const int32_t* table = nullptr;  // block table of the sequence whose they are
-    int64_t end = 0;                 // positions from here on are not there yet
+    const int32_t* table = nullptr;  // block table of their sequence
+    int64_t end = 0;                 // positions from here on are not filled yet
 };
 
-/// Rows that change their class: [begin, end) at `table` in views of the planes of one, and the views of the
-/// other with their slots, which are [to_begin, ...) at `to_table`. Whole blocks of it, unless that is class
-/// 0. Rows of another class than that, or than dense ones, have aged.
+/// Rows [begin, end) of one class that move to another: at block table `table` in `from`, a view for each
+/// plane; to the slots of `to`, which are the positions from to_begin on at to_table. They are whole blocks,
+/// unless class 0 gets them. from_aged, to_aged: of a class other than 0; dense rows have not aged.
 struct Recoding {
     std::span<const Rows> from;
     const int32_t* table;
@@ -166,9 +172,9 @@ struct Recoding {
     bool from_aged = false, to_aged = true;
 };
 
-/// OlderRows as one layer reads them: with a view for each plane of their class.
+/// OlderRows as one layer reads them, with a view for each plane of their class.
 struct StoredRegion {
-    bool aged;  // else sinks: of class 0
+    bool aged;  // false: sinks, which are of class 0
     int64_t origin;
     std::span<const AttentionSequence> sequences;
     std::vector<Rows> rows;
@@ -180,7 +186,7 @@ struct AttnInput {
     const Prepared& prepared;                      // the owner's
     const Rope& rope;                              // none where keys are not rotated
     Tensor positions;                              // [1, n] I32
-    std::span<const AttentionSequence> sequences;  // none of an encoder's output, which is only written
+    std::span<const AttentionSequence> sequences;  // empty for an encoder's output, which is only written
     bool chunk;                                    // see Batch
     Scratch& scratch;
 };
@@ -188,16 +194,16 @@ struct AttnInput {
 struct WriteInput : AttnInput {
     Tensor x;                       // [n, d_model], normed, or an encoder's output
     std::vector<Tensor> projected;  // x times each of CacheMode::projections()
-    bool shared = false;            // other layers read it too, after x is gone; scratch lives until the last
+    bool shared = false;            // other layers read the rows, too, after x is gone; scratch lives as long
 };
 
-/// What a step's tokens leave behind in an owner's layer, in scratch; all none for an encoder's rows, which
-/// no step writes.
+/// What a step's tokens leave in an owner's layer, in scratch. Empty in cross-attention, whose rows are
+/// written before the step.
 struct Written {
-    std::vector<Tensor> planes;     // [n, width] f32, of each plane of the format: these are stored
-    std::vector<Tensor> read_back;  // the same as readers take them for values, where it differs
-    std::vector<Tensor> dense;  // rows of each of CacheMode::dense_format(); or none: made of x when needed
-    Tensor x;                   // the owner's
+    std::vector<Tensor> planes;     // [n, width] f32, one for each plane of the format: these are stored
+    std::vector<Tensor> read_back;  // the planes as value terms read them, where that differs
+    std::vector<Tensor> dense;  // of each plane of CacheMode::dense_format(); empty: made of x when needed
+    Tensor x;                   // the owner's input
 
     Tensor plane(size_t i) const { return i < planes.size() ? planes[i] : Tensor{}; }
     Tensor value(size_t i) const { return i < read_back.size() ? read_back[i] : plane(i); }
@@ -205,18 +211,18 @@ struct Written {
 };
 
 struct ReadInput : AttnInput {
-    Tensor relative_bias, sinks;          // of the reader, as in AttnWeights
-    const std::vector<Rows>& rows;        // what is stored, a view for each plane
-    std::span<const StoredRegion> older;  // and in older regions, oldest first
+    Tensor relative_bias, sinks;          // the reader's, as in AttnWeights
+    const std::vector<Rows>& rows;        // stored rows, a view for each plane
+    std::span<const StoredRegion> older;  // those of older regions, oldest first
     DenseRows& dense;
-    Tensor q;  // [n, q_width], biased, normed and rotated
+    Tensor q;  // [n, q_width], with bias, norm and RoPE
 };
 
 struct Projection {
     Tensor weight, bias;
 };
 
-/// A step that the planner tries: n tokens of one sequence, `cached` ones before them.
+/// A step that the planner runs: n tokens of one sequence after `cached` ones.
 struct Extreme {
     int64_t n, cached;
 };
@@ -225,59 +231,59 @@ class CacheMode {
   public:
     virtual ~CacheMode() = default;
     virtual const char* name() const = 0;
-    /// Whether it is one of self-attention's modes, or one of cross-attention's.
+    /// Whether it is a mode of cross-attention, or of self-attention.
     virtual bool serves(bool cross) const { return !cross; }
-    /// Why this mode is not exact for this attention, whose q, k and v are not clamped; empty when it is
-    /// legal.
+    /// Why this mode is not exact for this attention, whose q, k and v are not clamped; empty where it is. To
+    /// be called by way of refusal_of().
     virtual std::string refusal(const AttnConfig& config) const = 0;
     virtual Format format(const AttnConfig& config) const = 0;
-    /// What older rows are stored in, the newer ones first; none where rows stay as they are written. And how
-    /// a text divides.
+    /// Formats of the older classes of rows, newest first, empty where rows do not age; and how a sequence
+    /// divides into classes.
     virtual std::vector<Format> older_formats(const AttnConfig&) const { return {}; }
     virtual Regions regions(const AttnConfig&) const { return {}; }
-    /// Rows to another class, plane by plane. May take recoding_scratch() bytes.
+    /// Moves rows to another class, plane by plane. May use recoding_scratch() bytes.
     virtual void recode(Backend& backend, const AttnInput&, const Recoding& r) const {
         for (size_t plane = 0; plane < r.to.size(); ++plane)
             backend.recode(r.from[plane], r.table, r.begin, r.end, r.to[plane]);
     }
     virtual size_t recoding_scratch(const AttnConfig&) const { return 0; }
-    /// The planes of DenseRows; none where many queries read stored rows as they are. Modes with older rows
-    /// have them, plane for plane of a row, so that a prompt is exact however it is stored.
+    /// The planes of DenseRows; empty where many queries read stored rows, too. Modes whose rows age have
+    /// them, one for each plane of a row, so that a prompt is exact however it is stored.
     virtual Format dense_format(const AttnConfig&) const { return {}; }
-    /// Whether rows have a part of AttnConfig::rank columns and a type of its own.
+    /// Whether rows have a residual of AttnConfig::rank columns and a type of its own.
     virtual bool has_residual() const { return false; }
     /// Whether some heads may keep V (AttnConfig::v_heads).
     virtual bool has_v_heads() const { return false; }
-    /// Whether AttnConfig::levels say what rows become as they age; and what they are where nothing says it.
+    /// Whether AttnConfig::levels say what rows become as they age; and the levels if nothing else is said.
     virtual bool has_levels() const { return false; }
-    virtual Levels usual_levels() const { return {}; }
-    /// Whether not V is stored, but a latent of it, which keys may predict (Levels::predicts).
+    virtual Levels default_levels() const { return {}; }
+    /// Whether a latent of V is stored in place of V, which keys may predict (Levels::predicts).
     virtual bool has_latents() const { return false; }
-    /// Whether a sparse_threshold has something to spare: values that are not needed for scores too,
+    /// Which values sparse attention may leave unread: rows that scores do not need,
     virtual bool has_values_alone() const { return false; }
-    /// or that all heads read, for which a head's part costs as many products as there are heads.
+    /// or whole rows that every head sums, at n_heads times the arithmetic.
     virtual bool has_values_of_all() const { return false; }
-    /// Whether rows know the bias of V. Else W_O b_V belongs to the output's, since softmax weights sum to 1.
+    /// Whether rows contain V's bias. Else W_O b_V goes to the output's, since softmax weights sum to 1.
     virtual bool keeps_v_bias() const { return false; }
-    /// Whether it is for latent attention, else for any other.
+    /// Whether it is a mode for latent attention (MLA), else for all other.
     virtual bool for_latent_attention() const { return false; }
-    /// Of an encoder's output: whether one layer's rows serve all.
+    /// Cross-attention: whether one layer's rows serve all layers.
     virtual bool shared() const { return false; }
 
     /// The tensors that folding makes for it.
     virtual std::vector<Fold> folds(const AttnConfig&) const { return {}; }
-    /// What decoding a token does not read of a layer.
+    /// The tensors of a layer that decoding a token does not read.
     virtual std::vector<Unread> unread(const AttnConfig&) const { return {}; }
-    /// The projection that folding inverts, "W_K" or "W_V", which amplifies the rounding of rows; or none.
+    /// The weight that folding inverts, "W_K" or "W_V", or "": the inverse amplifies the rounding of rows.
     virtual const char* inverts() const { return ""; }
-    /// Derived weights, once at load.
+    /// Derives weights, once at load.
     virtual std::unique_ptr<Prepared> prepare(Backend&, const PrepareInput& in) const {
         return std::make_unique<Prepared>(in.weights);
     }
 
-    /// What write() needs x multiplied with: one product, and with the q of the owner's own layer.
+    /// What write() needs x multiplied with; computed in one product with the layer's own q.
     virtual std::vector<Projection> projections(const Prepared&) const { return {}; }
-    /// Owner: x -> what the tokens leave behind. The caller stores the planes.
+    /// Owner: what the tokens leave behind, made of x. The caller stores the planes.
     virtual Written write(Backend& backend, const WriteInput& in) const = 0;
     /// Reader: out [n, value_width] = attention of the tokens over stored and written rows, before W_O.
     /// Written rows are used in full precision.
@@ -285,20 +291,20 @@ class CacheMode {
     /// Cross-attention: K [n, kv_width] of stored rows [n, width] of the first plane.
     virtual Tensor keys(Backend&, const Prepared&, Scratch&, Tensor rows) const { return rows; }
 
-    /// Steps that need as much scratch as any, where one sequence has at most `longest` of a step's tokens:
-    /// many queries over a full context, the same over nothing, and few.
+    /// The steps that need the most scratch, where one sequence has at most `longest` tokens of a step: many
+    /// queries over a full context, many over an empty one, few over a full one.
     virtual std::vector<Extreme> extremes(const AttnConfig& config, int64_t longest, int64_t n_ctx) const;
 };
 
-/// The same of any attention.
+/// CacheMode::refusal(), and what holds for all modes (MLA, clamped or normed K and V, sinks).
 std::string refusal_of(const CacheMode& mode, const AttnConfig& config);
 
-/// The modes of one of the two kinds of attention, in the order they are tried and shown. registry.cpp.
+/// The modes of self- or cross-attention, in the order in which they are tried and shown. In registry.cpp.
 std::vector<const CacheMode*> cache_modes(bool cross);
 /// Throws Error{unsupported} naming the known modes.
 const CacheMode& find_cache_mode(const std::string& name, bool cross);
-/// Levels of a mode that has some, as parse_levels(); none said: as usual. Throws the same, and
-/// Error{argument} for what is not of this mode.
+/// The levels of a mode with has_levels() by parse_levels(); of an empty text its own default. Throws the
+/// same, and Error{argument} for what this mode does not have.
 Levels read_levels(const CacheMode& mode, const std::string& text);
 /// A mode by its name, and legal for this layer: else Error{cache_unsupported} naming the layer, the reason
 /// and the modes that would work.

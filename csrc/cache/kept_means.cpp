@@ -5,7 +5,7 @@
 namespace slimrt {
 namespace {
 
-constexpr size_t kLine = 16;  // floats
+constexpr size_t kLine = 16;  // floats of a cache line
 
 size_t stride_of(const Plane& plane) { return (plane.width + kLine - 1) / kLine * kLine; }
 

@@ -1,8 +1,7 @@
-// Means of whole stretches of rows, for attention that spares some (AttentionArgs::sparse_delta): rows of a
-// whole stretch stay as they are, so that their mean is summed once and not at every step. It belongs to the
-// sequences that have all of these rows, and lies beside the blocks: forks share it, and one that is cut
-// gives it back, whatever becomes of the blocks. No sequence depends on it: where none is free, as where
-// many forks share their blocks, attention sums.
+// Means of stretches of kStretchRows rows, which stand for the values that sparse attention leaves unread
+// (AttentionArgs::sparse_delta). Rows of a full stretch do not change, so their mean is summed once and not
+// at every step. Forks share means; a truncated sequence gives back those of stretches that are no longer
+// full. No sequence depends on them: where no mean is free, attention sums the rows again.
 #pragma once
 
 #include <span>
@@ -15,21 +14,21 @@ namespace slimrt {
 
 class KeptMeans {
   public:
-    /// The planes of a layer, of which there are means, and on which backend; those of an empty format: none.
+    /// A layer's backend and the planes that have means; an empty format has none.
     struct Layer {
         Backend* backend;
         Format format;
     };
     KeptMeans() = default;
-    /// n of each plane.
+    /// Room for n means of each plane.
     KeptMeans(const std::vector<Layer>& layers, int64_t n);
 
-    /// One for each whole stretch of a sequence of `length` rows, as far as there are free ones, or -1.
+    /// Extends a sequence's means to the full stretches of `length` rows; -1 where no mean is free.
     void grow(std::vector<int32_t>& means, int64_t length);
-    /// Those alone that a sequence still has which kept `length` of these rows.
+    /// Drops the means of stretches that are not within the first `length` rows.
     void cut(std::vector<int32_t>& means, int64_t length);
     void share(std::span<const int32_t> means);
-    /// Of a layer's plane.
+    /// The means of a layer's plane.
     StretchMeans of(int layer, int plane) const;
 
   private:

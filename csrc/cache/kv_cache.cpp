@@ -20,7 +20,7 @@ KvCache::KvCache(const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs
       cache_tokens_(cache_tokens),
       limits_(limits),
       recode_(std::move(recode)) {
-    std::vector<std::vector<std::vector<BlockPool::Stored>>> stored;  // of each group, class and layer
+    std::vector<std::vector<std::vector<BlockPool::Stored>>> stored;  // by group, class and layer
     for (const LayerRows& layer : layers) {
         const auto known = std::ranges::find_if(groups_, [&](const Group& group) {
             return group.window == layer.window && group.regions == layer.regions;
@@ -54,20 +54,20 @@ KvCache::KvCache(const std::vector<LayerRows>& layers, int64_t n_ctx, int n_seqs
     }
 }
 
-/// As many as there are stretches in its blocks, unless rows come and go.
+/// A mean for each stretch of the group's blocks, where no rows leave by a window or by aging.
 KeptMeans KvCache::means_of(const Group& group, const std::vector<LayerRows>& layers) {
     const bool all_stay = group.window == 0 && group.regions.n_classes == 1;
     std::vector<KeptMeans::Layer> kept;
     bool any = false;
     for (const int layer : group.layers) {
-        const auto& [backend, formats, window, regions, spared] = layers[layer];
-        kept.push_back({backend, spared && !formats.empty() ? formats[0] : Format{}});
-        any |= spared;
+        const auto& [backend, formats, window, regions, sparse] = layers[layer];
+        kept.push_back({backend, sparse && !formats.empty() ? formats[0] : Format{}});
+        any |= sparse;
     }
     return all_stay && any ? KeptMeans(kept, group.classes[0].pool.n_blocks() / kStretchBlocks) : KeptMeans();
 }
 
-/// Of a pool, of which a sequence takes at most so many.
+/// Blocks of the pool of class c, of which one sequence takes at most `of_sequence`.
 int64_t KvCache::n_blocks(const Regions& r, int c, int64_t of_sequence) const {
     if (cache_tokens_ == 0) {
         if (of_sequence > kMaxTokens / kBlockTokens / n_seqs_)
@@ -81,7 +81,7 @@ int64_t KvCache::n_blocks(const Regions& r, int c, int64_t of_sequence) const {
              " tokens slimrt can address");
     const int64_t all = blocks_for(cache_tokens_), one = blocks_for(n_ctx_);
     const int64_t share = (of_sequence * all + one - 1) / one;
-    // Of a region that does not grow with the text, short sequences have as much as long ones.
+    // A region that does not grow with its sequence takes as much of short sequences as of long ones.
     const bool grows = c == r.n_classes - 1 ? c > 0 : c > 0 && r.shares[c - 1].blocks == 0;
     return grows ? share : std::max(share, std::min(n_seqs_ * of_sequence, all));
 }
@@ -233,21 +233,22 @@ std::vector<Region> KvCache::regions_of(const Sequence& s, int group) const {
     return regions;
 }
 
-/// The most free blocks that growing takes meanwhile: new blocks, less those that a sequence gives back for
-/// them, which are free if no other shares them.
+/// The most free blocks that this growth takes at any time: new blocks, less those given back behind a
+/// window, which become free unless another sequence shares them.
 int64_t KvCache::blocks_taken(int group, Growth growth) const {
     const auto& [max_blocks, pool] = groups_[group].classes[0];
     int64_t taken = 0, most = 0;
-    std::map<int32_t, int> left;  // sequences that will have stopped sharing a block
+    std::map<int32_t, int> left;  // how many sequences will have stopped sharing a block
     for (const auto& [id, n] : growth) {
         const Sequence& s = find(id);
         const Kept& kept = s.groups[group][0];
         const int64_t n_old = int64_t(kept.table.size()), end = blocks_for(s.length + n);
-        const auto leave_shared = [&, &pool = pool](int64_t i) {  // false: it is not, so it is free then
-            const int32_t block = kept.table[i];
-            return pool.users(block) - left[block] > 1 && ++left[block];
-        };
-        // A shared tail is copied before it is written to; the last to share it keeps it.
+        const auto leave_shared =
+            [&, &pool = pool](int64_t i) {  // false: nobody else shares it, so it becomes free
+                const int32_t block = kept.table[i];
+                return pool.users(block) - left[block] > 1 && ++left[block];
+            };
+        // A shared last block is copied before it is written to; the last sequence that shares it keeps it.
         const int64_t tail = n > 0 && s.length % kBlockTokens ? s.length / kBlockTokens : -1;
         const bool copied = tail >= 0 && leave_shared(tail);
         most = std::max(most, taken += copied);
@@ -314,7 +315,7 @@ void KvCache::require_room(Growth growth) const {
             require_free(groups_[g], c, blocks_wanted(g, c, growth));
 }
 
-/// Gives back the blocks before the front-th.
+/// Gives back the blocks before index `front`.
 void KvCache::give_back(Group& group, Kept& kept, int64_t front) {
     for (int64_t i = kept.front(); i < front; ++i) {
         group.classes[0].pool.drop(kept.table[i]);
@@ -323,7 +324,7 @@ void KvCache::give_back(Group& group, Kept& kept, int64_t front) {
     }
 }
 
-/// Makes a block one's own: copy on write, or a new one where there is none.
+/// Makes a block writable: a copy of one that is shared (copy on write), a new one where there is none.
 void KvCache::own_block(Class& of, int32_t& block) {
     if (block >= 0 && of.pool.users(block) == 1) return;
     const int32_t own = of.pool.take();

@@ -1,4 +1,4 @@
-// Groups whose rows age: from class to class, and back where a text is cut.
+// Groups whose rows age: from class to class, and back where a sequence is truncated.
 #include <algorithm>
 #include <map>
 #include <vector>
@@ -10,18 +10,18 @@
 namespace slimrt {
 namespace {
 
-/// Whether block i of a table that counts from `origin` on has some of the rows [begin, end).
+/// Whether block i of a table that counts from `origin` has any of the rows [begin, end).
 bool holds(int64_t i, int64_t origin, int64_t begin, int64_t end) {
     return origin + i * kBlockTokens < end && origin + (i + 1) * kBlockTokens > begin && begin < end;
 }
 
-/// Whether class c has rows in block i of its table when a text of this length has settled.
-bool settles(const Regions& r, int c, int64_t i, int64_t length) {
+/// Whether class c has rows in block i of its table when the rows of a sequence of this length have aged.
+bool holds_after_aging(const Regions& r, int c, int64_t i, int64_t length) {
     if (c == 0) return holds(i, 0, r.begin(0, length), length) || holds(i, 0, 0, std::min(r.sinks, length));
     return holds(i, r.sinks, r.begin(c, length), r.begin(c - 1, length));
 }
 
-/// Entries of its table then.
+/// How many entries class c's table has then.
 int64_t table_size(const Regions& r, int c, int64_t length) {
     return c == 0 ? blocks_for(length)
                   : std::max<int64_t>(0, r.begin(c - 1, length) - r.sinks) / kBlockTokens;
@@ -29,9 +29,9 @@ int64_t table_size(const Regions& r, int c, int64_t length) {
 
 }  // namespace
 
-/// The most blocks of a sequence. Class 0 has the sinks, what is recent, and what a step adds before it
-/// settles, or what will be recent after an append that is placed; classes between the first and the last may
-/// have a region twice while a long append is placed.
+/// The most blocks of a sequence. Class 0 has the sinks, the recent rows, and those that a step adds before
+/// rows age; around a long append, the recent rows of before and of after. Classes between the first and the
+/// last may have a region twice while a long append is stored.
 int64_t KvCache::max_blocks(const Regions& r, int c) const {
     const int64_t all = blocks_for(n_ctx_);
     if (c == 0) {
@@ -47,13 +47,13 @@ int64_t KvCache::aged_blocks_taken(int group, int c, Growth growth) const {
     const Regions& r = groups_[group].regions;
     const BlockPool& pool = groups_[group].classes[c].pool;
     int64_t taken = 0;
-    std::map<int32_t, int> left;  // sequences that will have stopped sharing a block: the last keeps it
+    std::map<int32_t, int> left;  // how many sequences will have stopped sharing a block: the last keeps it
     for (const auto& [id, n] : growth) {
         const Sequence& s = find(id);
         const std::vector<int32_t>& table = s.groups[group][c].table;
         const int64_t length = s.length + n;
         for (int64_t i = int64_t(table.size()); i < table_size(r, c, length); ++i)
-            taken += settles(r, c, i, length) || (c == 0 && !is_placed(n));
+            taken += holds_after_aging(r, c, i, length) || (c == 0 && !is_placed(n));
         if (c > 0 || n == 0 || s.length % kBlockTokens == 0) continue;
         const int32_t tail = table.back();
         taken += tail < 0 || (pool.users(tail) - left[tail] > 1 && ++left[tail]);
@@ -61,12 +61,12 @@ int64_t KvCache::aged_blocks_taken(int group, int c, Growth growth) const {
     return taken;
 }
 
-/// Blocks for an append whose rows go where they belong at once.
+/// Blocks for a long append, whose rows place() stores in the classes where they belong.
 void KvCache::reserve_placed(Group& group, std::vector<Kept>& classes, int64_t before, int64_t length) {
     if (before % kBlockTokens) own_block(group.classes[0], classes[0].table.back());
     for (int c = 0; c < group.regions.n_classes; ++c)
         for (auto& table = classes[c].table; int64_t(table.size()) < table_size(group.regions, c, length);) {
-            const bool wanted = settles(group.regions, c, int64_t(table.size()), length);
+            const bool wanted = holds_after_aging(group.regions, c, int64_t(table.size()), length);
             table.push_back(wanted ? group.classes[c].pool.take() : -1);
         }
 }
@@ -86,28 +86,28 @@ void KvCache::place(int sequence, int layer, const DenseRows& dense) {
              {kDense, c, std::max(classes[c].end, r.begin(c, length)), r.begin(c - 1, length)}, &dense);
 }
 
-void KvCache::settle(int sequence) {
+void KvCache::age_rows(int sequence) {
     Sequence& s = find(sequence);
     for (size_t g = 0; g < groups_.size(); ++g)
-        if (groups_[g].classes.size() > 1) settle(groups_[g], s.groups[g], s);
+        if (groups_[g].classes.size() > 1) age_rows(groups_[g], s.groups[g], s);
     s.placed = false;
 }
 
-void KvCache::settle(Group& group, std::vector<Kept>& classes, const Sequence& s) {
+void KvCache::age_rows(Group& group, std::vector<Kept>& classes, const Sequence& s) {
     const Regions& r = group.regions;
     const auto target = [&](int c) { return std::max(classes[c].end, r.begin(c - 1, s.length)); };
     if (s.placed) {
         for (int c = 1; c < r.n_classes; ++c) classes[c].end = target(c);
         return drop_unread(group, classes, s.length);
     }
-    // The oldest class first: what it takes leaves room in the next.
+    // The oldest class first: rows that move there free blocks of the next one.
     for (int c = r.n_classes - 1; c > 0; --c) {
         Kept& kept = classes[c];
         int64_t begin = kept.end;
         const int64_t end = target(c);
         if (begin == end) continue;
         while (int64_t(kept.table.size()) < table_size(r, c, s.length)) {
-            const bool wanted = settles(r, c, int64_t(kept.table.size()), s.length);
+            const bool wanted = holds_after_aging(r, c, int64_t(kept.table.size()), s.length);
             kept.table.push_back(wanted ? group.classes[c].pool.take() : -1);
         }
         for (int from = c - 1; from >= 0; --from) {
@@ -120,7 +120,7 @@ void KvCache::settle(Group& group, std::vector<Kept>& classes, const Sequence& s
     }
 }
 
-/// In all layers.
+/// In all layers of the group.
 void KvCache::move(const Group& group, const std::vector<Kept>& classes, const Move& move) {
     for (const int layer : group.layers) this->move(layer, classes, move, nullptr);
 }
@@ -173,8 +173,8 @@ void KvCache::drop_unread(Group& group, std::vector<Kept>& classes, int64_t leng
 
 namespace {
 
-/// Where the blocks end that stay as they are when a text is cut to `length`: the rest of one goes back to
-/// class 0.
+/// The end of the aged blocks that stay when a sequence is truncated to `length`: the rows of a divided block
+/// go back to class 0.
 int64_t whole_blocks(const Regions& r, int64_t length) {
     return length <= r.sinks ? r.sinks : r.sinks + (length - r.sinks) / kBlockTokens * kBlockTokens;
 }
@@ -214,7 +214,7 @@ void KvCache::retreat(Group& group, std::vector<Kept>& classes, int64_t length) 
             if (table.back() >= 0) group.classes[c].pool.drop(table.back());
 }
 
-void KvCache::rehearse() {
+void KvCache::count_recoding() {
     for (int layer = 0; layer < int(where_.size()); ++layer)
         for (int c = 1; c < n_classes(layer); ++c) {
             if (format(layer, c).empty()) continue;
@@ -234,7 +234,7 @@ void KvCache::rehearse() {
         }
 }
 
-/// The newest rows move on as they are; each older class gets copies of its own blocks.
+/// The newest rows move to the end as they are; each older class gets copies of its own blocks.
 void KvCache::tile_aged(Group& group, std::vector<Kept>& classes, int64_t before, int64_t length) {
     const Regions& r = group.regions;
     const int64_t grown = length - before, newest = classes[1].end / kBlockTokens;

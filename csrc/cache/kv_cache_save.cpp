@@ -1,4 +1,4 @@
-// Sequences as bytes, and sequences of copies.
+// Sequences saved as bytes and restored, and tiled sequences.
 #include <algorithm>
 #include <cstring>
 
@@ -7,7 +7,7 @@
 
 namespace slimrt {
 
-/// Refuses rows from a token on whose predecessors are elsewhere, where a longer text keeps fewer of those.
+/// Refuses a part of a sequence where the rows before it change as the sequence grows.
 void KvCache::require_parts(int64_t from) const {
     for (const Group& group : groups_)
         if (from > 0 && (group.window || group.regions.n_classes > 1))
@@ -77,7 +77,7 @@ void KvCache::restore(int sequence, std::span<const std::byte> bytes, int64_t fr
     Sequence s = from > 0 ? before : empty();
     s.length = length;
     size_t expected = 0;
-    std::vector<size_t> at;  // of each group's rows
+    std::vector<size_t> at;  // where each group's rows begin, in bytes
     for (int g = 0; g < n_groups(); ++g) {
         const Group& group = groups_[g];
         expected += restore_ends(group, s.groups[g], length, bytes.subspan(std::min(expected, bytes.size())));
@@ -141,7 +141,7 @@ void KvCache::tile(Group& group, Kept& kept, int64_t length) {
     while (int64_t(kept.table.size()) < blocks_for(length)) {
         const int32_t from = kept.table[kept.table.size() - period];
         if (group.window) give_back(group, kept, int64_t(kept.table.size()) + 1 - max_blocks);
-        const int32_t own = pool.take();  // may be the one given back, whose rows are still there
+        const int32_t own = pool.take();  // may be the block just given back, whose rows are still intact
         if (own != from) pool.copy(from, own);
         kept.table.push_back(own);
     }

@@ -34,7 +34,7 @@ Number read_number(const std::string& text, const std::string& where, Number low
     return number;
 }
 
-/// What stands before the last `mark` in a text, which keeps that; what stands behind it, or "".
+/// Removes what follows the last `mark` from a text and returns it: "" without a mark, "?" if it is empty.
 std::string cut(std::string& text, char mark) {
     const size_t at = text.rfind(mark);
     if (at == std::string::npos) return "";
@@ -43,7 +43,7 @@ std::string cut(std::string& text, char mark) {
     return behind.empty() ? "?" : behind;
 }
 
-/// A part of the rows that have aged; or, from two digits on, how many.
+/// One digit or a fraction: a share of the aged rows; two digits or more: how many rows.
 void read_share(const std::string& share, const std::string& level_text, Level& level) {
     level.share = kShare;
     if (share.empty()) return;
@@ -154,7 +154,7 @@ std::string to_text(const Levels& levels, const Levels& usual) {
     return text;
 }
 
-int usual_latent_heads(int n_kv_heads) {
+int default_latent_heads(int n_kv_heads) {
     int heads = std::min(4, n_kv_heads);
     while (n_kv_heads % heads) --heads;
     return heads;

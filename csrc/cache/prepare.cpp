@@ -21,7 +21,8 @@ void unpack_rows(Backend& backend, Tensor weight, int64_t first, int64_t n, Tens
 
 std::vector<float> values_of(Backend& backend, Tensor vector) {
     std::vector<float> values(vector.cols);
-    backend.download(values.data(), vector, values.size() * sizeof(float));  // may be a part of a row
+    backend.download(values.data(), vector,
+                     values.size() * sizeof(float));  // not bytes(): may be part of a row
     return values;
 }
 
@@ -124,7 +125,7 @@ uint64_t fingerprint_of(Backend& backend, std::initializer_list<Tensor> tensors)
     uint64_t hash = 0;
     for (const Tensor& t : tensors) {
         if (!t) continue;
-        std::vector<unsigned char> row(t.stride);  // the first one tells folds apart
+        std::vector<unsigned char> row(t.stride);  // the first row tells folds apart
         backend.download(row.data(), t, row.size());
         for (const unsigned char byte : row) hash = (hash ^ byte) * 0x100000001b3 + 1;  // as FNV-1a
     }

@@ -38,7 +38,7 @@ const CacheMode& find_cache_mode(const std::string& name, bool cross) {
 }
 
 Levels read_levels(const CacheMode& mode, const std::string& text) {
-    const Levels usual = mode.usual_levels();
+    const Levels usual = mode.default_levels();
     const Levels levels = text.empty() ? usual : parse_levels(text, usual);
     if (levels.predicts && !mode.has_latents())
         fail(ErrorCode::argument, "'", text, "': keys predict latents of V, and cache mode '", mode.name(),
@@ -51,7 +51,7 @@ std::string refusal_of(const CacheMode& mode, const AttnConfig& c) {
         return concat("K and V are made of a latent of ", c.latent,
                       " columns (MLA), which mode latent stores");
     if (c.latent == 0 && mode.for_latent_attention()) return "K and V are not made of a latent (MLA)";
-    if (c.clamp > 0 && !mode.keeps_v_bias())  // that is, V
+    if (c.clamp > 0 && !mode.keeps_v_bias())  // that is, rows that do not hold V
         return concat("K and V are clamped to ", c.clamp,
                       " (attention.clamp_kqv), so they are no products of ",
                       "the layer's input, and must be stored");

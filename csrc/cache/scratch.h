@@ -1,5 +1,5 @@
-// Activations of one forward pass: a bump allocator over one buffer, from both of its ends. Without a buffer
-// it only measures, which is how the planner learns the size the real one gets.
+// Activations of one forward pass: a bump allocator that takes from both ends of one buffer. Without a buffer
+// it only measures, which is how the planner learns the buffer's size.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ class Scratch {
         arena_->end = arena_->base + bytes / kAlign * kAlign;
     }
 
-    /// The other end of the same buffer, for what outlives the blocks that take from this one.
+    /// The other end of the same buffer, for tensors that outlive scopes of this end.
     Scratch other_end() const {
         Scratch other = *this;
         other.end_ = 1 - end_;
@@ -39,7 +39,7 @@ class Scratch {
     Tensor i32(int64_t n) { return take(DType::I32, 1, n); }
     size_t peak() const { return arena_->peak; }
 
-    /// Gives back, at the end of a block, what was taken from this end inside it.
+    /// Frees at its end what was taken from this end of the buffer within it.
     class Scope {
       public:
         explicit Scope(Scratch& scratch)
@@ -58,8 +58,8 @@ class Scratch {
     static constexpr size_t kAlign = 64;
     struct Arena {
         Buffer buffer;
-        std::byte* base = reinterpret_cast<std::byte*>(uintptr_t(1) << 20);  // never followed
-        std::byte* end = reinterpret_cast<std::byte*>(uintptr_t(1) << 46);   // nor this
+        std::byte* base = reinterpret_cast<std::byte*>(uintptr_t(1) << 20);  // never dereferenced
+        std::byte* end = reinterpret_cast<std::byte*>(uintptr_t(1) << 46);   // likewise
         size_t used[2] = {0, 0}, peak = 0;                                   // used: from each end
     };
     [[noreturn]] void fail_overflow() const;
@@ -68,9 +68,9 @@ class Scratch {
     int end_ = 0;
 };
 
-/// Where the part after the one at `first` begins, of n rows that are taken `most` at a time. Where they are
-/// only counted, the first part and the last two will do: those between need no more.
-inline int64_t next_part(int64_t first, int64_t n, int64_t most, bool dry) {
+/// Where the next chunk after the one at `first` begins, of n rows that are taken `most` at a time. On a dry
+/// backend the first chunk and the last two are enough: those between need no more memory.
+inline int64_t next_chunk(int64_t first, int64_t n, int64_t most, bool dry) {
     const int64_t next = first + most;
     return dry ? std::max(next, (n - 1) / most * most - most) : next;
 }

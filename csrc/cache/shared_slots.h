@@ -1,4 +1,4 @@
-// Which of n equal things are free, and how many use each of the others.
+// Which of n equal slots are free, and the reference counts of the others.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace slimrt {
 
-/// Takes memory for those that were ever taken: a plan may ask for any number.
+/// Needs memory only for slots that were ever taken, since a plan may ask for any number.
 class SharedSlots {
   public:
     SharedSlots() = default;
@@ -15,11 +15,11 @@ class SharedSlots {
     int64_t size() const { return size_; }
     int64_t n_free() const { return size_ - int64_t(users_.size() - given_back_.size()); }
     int users(int32_t i) const { return users_[i]; }
-    /// There must be a free one.
+    /// A free slot; there must be one.
     int32_t take() {
         if (given_back_.empty()) {
             users_.push_back(1);
-            given_back_.reserve(users_.capacity());  // dropping allocates nothing
+            given_back_.reserve(users_.capacity());  // so that drop() allocates nothing
             return int32_t(users_.size()) - 1;
         }
         const int32_t i = given_back_.back();
@@ -34,7 +34,7 @@ class SharedSlots {
 
   private:
     int64_t size_ = 0;
-    std::vector<int32_t> users_;  // of the first ones, which were taken before any other
+    std::vector<int32_t> users_;  // reference counts of the slots taken so far
     std::vector<int32_t> given_back_;
 };
 

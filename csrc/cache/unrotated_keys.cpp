@@ -8,7 +8,7 @@ namespace {
 
 const Rope kNoRope;
 
-/// kv, with keys stored before RoPE: who rotates them does so on read, by ReadInput::rope.
+/// kv with keys stored before RoPE; readers that rotate them do so on read, by ReadInput::rope.
 class UnrotatedKv final : public CacheMode {
   public:
     const char* name() const override { return kv_mode()->name(); }

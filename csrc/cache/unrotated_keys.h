@@ -1,15 +1,16 @@
-// Owners whose readers take keys before RoPE (MLKV: Zuhri et al., 2024, as trained: without a cache).
+// Shared rows whose readers take keys before RoPE (MLKV: Zuhri et al., 2024, as its models are trained).
 #pragma once
 
 #include "cache/cache_mode.h"
 
 namespace slimrt {
 
-/// The mode that such an owner has when `mode` is wanted: itself where its rows hold keys before RoPE, of kv
-/// a variant that rotates them on read. None where rows, or what is made of them, are rotated once for all.
+/// The mode in which an owner keeps such rows when `mode` is wanted: itself where its rows hold keys before
+/// RoPE; for kv a variant that rotates on read. nullptr where rows, or what is made of them, are rotated
+/// once.
 const CacheMode* with_unrotated_keys(const CacheMode& mode, const AttnConfig& config);
 
-/// Why there is none; empty where there is one.
+/// Why there is no such mode; empty where there is one.
 std::string unrotated_refusal(const CacheMode& mode, const AttnConfig& config);
 
 }  // namespace slimrt

@@ -176,7 +176,7 @@ void Engine::run_steps(std::span<const Item> items, Output output, float* out, c
         done += in_step;
         report(done);
     }
-    for (const Item& each : items) cache().settle(each.sequence);
+    for (const Item& each : items) cache().age_rows(each.sequence);
 }
 
 std::vector<Choice> Engine::sample(std::span<const RowToSample> rows) {

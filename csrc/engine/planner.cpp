@@ -26,7 +26,7 @@ std::vector<LayerCache> layer_caches(Decoder& decoder) {
             else if (plane.name == std::string_view("v") && types != name)
                 types += "+" + name;
         }
-        if (mode->has_levels()) types = to_text(c.levels, mode->usual_levels());
+        if (mode->has_levels()) types = to_text(c.levels, mode->default_levels());
         layers.push_back({mode->name(), types, c.rank, c.rank > 0 ? dtype_info(c.type_r).name : "",
                           cache.bytes_per_token(c.layer), cache.max_rows(c.layer),
                           cache.bytes_held(c.layer, cache.n_ctx()), c.v_heads});
@@ -67,7 +67,7 @@ std::vector<size_t> measure_scratch(Decoder& decoder) {
     if (const int64_t n = decoder.step_limits().longest; n > o.n_batch) extremes.insert({n, n, o.n_ctx - 1});
     std::vector<Scratch> scratches(decoder.parts().size());
     const int empty = decoder.cache().create();
-    decoder.cache().rehearse();
+    decoder.cache().count_recoding();
     for (const auto& [n_tokens, n, cached] : extremes) {
         Step step(decoder.cache());
         step.tokens.resize(n_tokens);

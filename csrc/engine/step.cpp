@@ -141,7 +141,7 @@ void run_head(const Decoder& decoder, Scratch& scratch, Tensor x, Tensor outputs
     const Tensor told = output == Output::logits   ? logits
                         : output == Output::states ? states
                                                    : Tensor(states.data, DType::I32, states.rows, 1);
-    for (int64_t first = 0; first < n; first = next_part(first, n, kLogitRows, backend.dry())) {
+    for (int64_t first = 0; first < n; first = next_chunk(first, n, kLogitRows, backend.dry())) {
         const int64_t some = std::min(kLogitRows, n - first);
         backend.gather(x, outputs.cols_of(first, some), states.rows_of(0, some));
         decoder.finish(states.rows_of(0, some));

@@ -76,7 +76,7 @@ void Decoder::forward(const Part& part, const Batch& batch, Scratch& scratch, Te
         const Scratch::Scope scope(scratch);
         StepState state{observer, {}};
         take_dense_rows(span, scratch, state);
-        for (int64_t first = 0; first < n; first = next_part(first, n, n_batch, part.backend->dry())) {
+        for (int64_t first = 0; first < n; first = next_chunk(first, n, n_batch, part.backend->dry())) {
             const Batch chunk = chunk_of(batch, first, n_batch);
             const Tensor rows = x.rows_of(first, chunk.tokens.cols);
             const Scratch::Scope of_chunk(lasting);

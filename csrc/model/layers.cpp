@@ -164,7 +164,7 @@ AttnConfig attention_config(const ModelConfig& c, int layer, bool cross) {
             .norms_v = c.architecture->v_norm,
             .v_is_k = own.v_is_k,
             .window = own.window,
-            .latent_heads = usual_latent_heads(own.n_kv_heads),
+            .latent_heads = default_latent_heads(own.n_kv_heads),
             .clamp = cross ? 0 : c.clamp_kqv,
             .scale = c.score_scale,
             .score_cap = c.score_cap,

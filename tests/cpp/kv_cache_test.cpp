@@ -178,7 +178,7 @@ class RandomWalk {
             cache_.truncate(id, before);
             return check(id);
         }
-        cache_.settle(id);
+        cache_.age_rows(id);
         check(id);
         check_regions(id);
     }
@@ -232,7 +232,7 @@ void check_means() {
     const auto grow = [&](int id, int64_t n) {
         cache.reserve(id, n);
         cache.commit(id, n);
-        cache.settle(id);
+        cache.age_rows(id);
         cache.reserve(id, 0);
     };
     const auto means = [&](int id) {

@@ -7,16 +7,16 @@
 namespace slimrt {
 namespace {
 
-/// The region whose rows are no more; nullptr: there is none.
+/// The region whose rows are forgotten; nullptr: none.
 const StoredRegion* forgotten(std::span<const StoredRegion> older) {
     for (const StoredRegion& region : older)
         if (region.rows.empty() && region.sequences[0].begin < region.sequences[0].end) return &region;
     return nullptr;
 }
 
-constexpr int64_t kRecoded = 128;  // rows whose latents are predicted at once
+constexpr int64_t kRecoded = 128;  // rows whose latents are predicted at a time
 
-/// Rows [begin, end) to f32, each head in as many columns as `to` has for it: zeros beyond those there are.
+/// Loads rows [begin, end) as f32. Heads may be wider in `to` than stored: the missing columns become zeros.
 void load_wide(Backend& backend, Scratch& scratch, const Rows& rows, const int32_t* table, int64_t begin,
                int64_t end, Tensor to) {
     const Scratch::Scope scope(scratch);
@@ -29,7 +29,7 @@ void load_wide(Backend& backend, Scratch& scratch, const Rows& rows, const int32
                     .slots = positions_from(backend, scratch, 0, end - begin)});
 }
 
-/// What slots are of.
+/// The rows that slots belong to.
 Rows view_of(const Slots& slots) {
     return {.base = slots.base,
             .dtype = slots.dtype,
@@ -43,17 +43,17 @@ Rows view_of(const Slots& slots) {
 
 }  // namespace
 
-/// Without any that were chosen: one, of the types there are.
+/// The levels that were chosen, else the default ones with a single level of type_k and type_v.
 Levels AgingMode::levels(const AttnConfig& c) const {
     Levels levels = c.levels;
     if (levels.of.empty()) {
-        levels = usual_levels();
+        levels = default_levels();
         levels.of = {{.type_k = c.type_k, .type_v = c.type_v}};
     }
     return levels;
 }
 
-/// Of each of V's heads, that a level keeps.
+/// How many columns of each of V's heads a level keeps.
 int AgingMode::columns(const AttnConfig& c, const Level& level) const {
     const int all = c.kv_width() / value_heads(c);
     return std::clamp(int(std::lround(level.part * all)), 1, all);
@@ -70,7 +70,7 @@ Format AgingMode::format(const AttnConfig& c) const {
 }
 
 std::vector<Format> AgingMode::older_formats(const AttnConfig& c) const {
-    std::vector<Format> formats;  // the newest first
+    std::vector<Format> formats;  // newest first
     for (const Level& level : levels(c).of) {
         const int by_channel = head_bytes(level.type_k, c.head_dim).scales ? kBlockTokens : 0;
         const int heads = value_heads(c);
@@ -101,12 +101,13 @@ Format AgingMode::dense_format(const AttnConfig& c) const {
 
 size_t AgingMode::recoding_scratch(const AttnConfig& c) const {
     if (!c.levels.predicts) return 0;
-    constexpr size_t kTensors = 4, kAligned = 64;  // keys, latents, and two that predictions take
+    constexpr size_t kTensors = 4, kAligned = 64;  // keys, latents, and two for predictions
     return kTensors * (kRecoded * c.kv_width() * sizeof(float) + kAligned) + kRecoded * sizeof(int32_t) +
            kAligned;
 }
 
-/// Of rows that age, latents lose what the keys tell that are stored with them, and get it back.
+/// From the latents of rows that age, what their stored keys predict is subtracted; it is added when they
+/// come back.
 void AgingMode::recode(Backend& backend, const AttnInput& in, const Recoding& r) const {
     if (!in.config.levels.predicts) return CacheMode::recode(backend, in, r);
     for (int64_t begin = r.begin, n; begin < r.end; begin += n) {
@@ -133,7 +134,7 @@ void AgingMode::recode(Backend& backend, const AttnInput& in, const Recoding& r)
     }
 }
 
-/// Dense rows from projections of x.
+/// Dense rows, from projections of x.
 std::vector<Tensor> AgingMode::rows_of(Backend& backend, const AttnInput& in, std::vector<Tensor> kv) const {
     clamp(backend, in.config, kv);
     norm_heads(backend, in.config, in.prepared.model.k_norm, kv[0], kv[0]);
@@ -147,12 +148,12 @@ std::vector<Tensor> AgingMode::rows_of(Backend& backend, const AttnInput& in, st
     return kv;
 }
 
-/// What is stored of V, as the newest level will keep it.
+/// x, what is stored of V, as it reads back from the newest level: the first columns, rounded.
 Tensor AgingMode::as_kept(Backend& backend, const AttnInput& in, Tensor x) const {
     const Level level = levels(in.config).of.back();
     const int heads = value_heads(in.config), all = int(x.cols) / heads, kept = columns(in.config, level);
     const Tensor out = in.scratch.f32(x.rows, x.cols);
-    backend.unfold(x, 1, 2 * x.rows, out);  // zeros: rows of x from before the first one
+    backend.unfold(x, 1, 2 * x.rows, out);  // zeros: windows before the first row of x
     for (int head = 0; head < heads; ++head)
         backend.quantize_dequantize(x.cols_of(head * all, kept), level.type_v, 1,
                                     out.cols_of(head * all, kept));
@@ -185,7 +186,7 @@ void AgingMode::dense_of_stored(Backend& backend, const ReadInput& in, int64_t b
     if (has_latents()) values_of(backend, in, planes[1], planes[2]);
 }
 
-/// The scores of rows whose positions count from `origin` on.
+/// The term of rows whose positions count from `origin`.
 ScoreTerm AgingMode::scored_keys(const ReadInput& in, Rows rows, Tensor fresh, int64_t origin) const {
     ScoreTerm term{rows, fresh, in.config.n_kv_heads, in.config.head_dim, in.q};
     if (in.rope && raw_keys()) {
@@ -195,8 +196,8 @@ ScoreTerm AgingMode::scored_keys(const ReadInput& in, Rows rows, Tensor fresh, i
     return term;
 }
 
-/// Over the rows of each region as they are stored, those of few columns first. Of older rows that keys
-/// predict the keys are summed too, and what they tell of V is added to the heads.
+/// Attention over each region's rows as they are stored, those of few columns first, so that each merge
+/// rescales all columns so far. Where keys predict latents, aged keys are summed too, for to_heads().
 void AgingMode::absorbed(Backend& backend, const ReadInput& in, const Written& own, Tensor out) const {
     const Scratch::Scope scope(in.scratch);
     const int heads = value_heads(in.config), all = in.config.kv_width() / heads;
@@ -223,7 +224,7 @@ void AgingMode::absorbed(Backend& backend, const ReadInput& in, const Written& o
         if (args.merge) args.sinks = {};
         backend.attention(args);
     };
-    if (!older.empty() && older[0]->rows[1].head_dim() < all)  // zeros: rows of q from before the first one
+    if (!older.empty() && older[0]->rows[1].head_dim() < all)  // zeros: windows before the first row of q
         backend.unfold(in.q, 1, to.rows + to.cols / in.q.cols, to);
     for (auto region = older.begin(); region != sinks; ++region)
         attend((*region)->sequences, (*region)->rows, {}, (*region)->origin, predicts);

@@ -1,7 +1,8 @@
-// What modes have in common whose rows age: newer ones as they are written, older ones in levels of fewer and
-// fewer bits, K with scales for each channel of kBlockTokens tokens, since the outliers of K lie in some
-// channels, V with scales for each token (Liu et al., "KIVI", 2024, section 3), and of V's columns the first
-// ones. Decoding reads rows as they are stored; a prompt is computed before anything ages, over exact rows.
+// What modes have in common whose rows age: the newest rows as they are written, older ones in levels of
+// fewer and fewer bits. K has scales for each channel of kBlockTokens tokens, since its outliers are in few
+// channels, V for each token (Liu et al., "KIVI", 2024, section 3); of V's columns older levels keep only the
+// first ones. Decoding reads rows as they are stored; a prompt is computed over exact rows before any of them
+// age.
 #pragma once
 
 #include "cache/attend.h"
@@ -17,22 +18,22 @@ class AgingMode : public AbsorbingMode {
     Regions regions(const AttnConfig& c) const final;
     void recode(Backend& backend, const AttnInput& in, const Recoding& r) const final;
     size_t recoding_scratch(const AttnConfig& c) const final;
-    /// Rows as they are written, and V where that is another plane.
+    /// K, what is stored of V, and V itself where that is another plane.
     Format dense_format(const AttnConfig& c) const final;
 
   protected:
-    /// Heads of what is stored of V: each has columns of its own of which older rows keep the first ones.
+    /// Heads of what is stored of V; older rows keep the first columns of each.
     virtual int value_heads(const AttnConfig& c) const = 0;
-    /// With latents: what is stored of V; and V of that.
+    /// With latents: the latents of V, which are stored; and V of latents.
     virtual Tensor latents_of(Backend&, const AttnInput&, Tensor v) const { return v; }
     virtual void values_of(Backend&, const AttnInput&, Tensor, Tensor) const {}
-    /// Where attention over latents goes; then the heads that it makes, with what predictions add to them:
-    /// keys as wide as a latent, summed as latents are; or none.
+    /// Memory for attention over latents; and out, the heads made of it, plus what `keys` predict of them:
+    /// keys summed with the latents' weights, as wide as latents, or none.
     virtual Tensor before_heads(const AttnInput&, Tensor out) const { return out; }
     virtual void to_heads(Backend&, const AttnInput&, Tensor, Tensor, Tensor) const {}
-    /// Levels::predicts: adds to latents, as often, what stored keys of the same rows tell of them.
+    /// Levels::predicts: adds what stored keys predict of latents to these, times a factor.
     virtual void add_predicted(Backend&, const AttnInput&, Tensor, float, Tensor) const {}
-    /// Whether K is stored before RoPE, and rotated when it is read.
+    /// Whether K is stored before RoPE, and rotated on read.
     virtual bool raw_keys() const = 0;
 
     Written write_rows(Backend& backend, const WriteInput& in) const final;

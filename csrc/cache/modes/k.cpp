@@ -1,13 +1,13 @@
 // Mode k (slim attention, Graef and Wasielewski): K alone, before RoPE and without bias.
 //   V = K W_KV, W_KV = W_K^-1 W_V (square) or W_K^T (W_K W_K^T)^-1 W_V (wide), folded offline.
 //   head_i = p_i (K W_KV,i) materialised = (p_i K) W_KV,i absorbed.
-// Mode k+r (conditioned slim attention, our own): a row also holds what is left of V, in few columns. It is
-// computed from k^, the row as it will be read back, so that the rounding of k is corrected with the rest.
+// Mode k+r (conditioned slim attention, our own): a row also holds the residual of V, in few columns. It is
+// computed from k^, the row as it reads back, so that it corrects the rounding of k, too.
 //   k^ = round(x W_K / s), r = x P + k^ R;   V = k^ W_KV + r^ B, K = k^ s
-// Where keys are normed (QK-norm), k stays as it is and 1 / rms(k) stands beside it, of each head if heads
-// are normed, for the scores. Heads that attend to many rows may keep V (AttnConfig::v_heads, the last ones).
-// They have planes k_v, of keys as kv has them, and v, and are read as in kv; and v takes the place of their
-// k in what V of the others is computed from, so that a row is as wide as ever:
+// With QK-norm, k is stored before the norm, with 1 / rms(k) of the row or of each head beside it, for
+// scores. Heads that attend to many rows may keep V (AttnConfig::v_heads, the last ones): they have planes
+// k_v, keys as kv stores them, and v, and are read as in kv. In the row that V of the other heads is computed
+// from, v takes the place of their k, so that it is as wide as without them:
 //   V_slim = [k_slim | v] W_KV, W_KV = [W_K,slim | W_V,v]^-1 W_V,slim
 #include "cache/attend.h"
 #include "cache/modes/modes.h"
@@ -23,8 +23,9 @@ struct PreparedK : Prepared {
     Tensor v_scale, out_scale;      // k+r: [1, v width] or none; the same for query heads
     Tensor residual_x, residual_k;  // k+r: residual row = linear(x, .) + linear(k row, .)
     Tensor residual_v;              // k+r: [v width, rank], residual = linear(residual row, .)
-    Tensor row_scale, row_shrink;   // [1, k width] of channels: K = row * row_scale, static scales' inverses
-    Tensor bias;                    // of K, where it matters
+    Tensor row_scale,
+        row_shrink;  // [1, k width], static scales of channels: K = row * row_scale, row = K * row_shrink
+    Tensor bias;     // of K, where it changes the softmax
 
     uint64_t fingerprint(Backend& backend) const override {
         return fingerprint_of(backend, {row_shrink, residual_x, residual_k});
@@ -33,7 +34,7 @@ struct PreparedK : Prepared {
 
 const PreparedK& prepared(const AttnInput& in) { return static_cast<const PreparedK&>(in.prepared); }
 
-/// The planes of a row: k of slim heads, v and k_v of those that keep V, residual, norm.
+/// Planes of a row: k of slim heads, whose V is computed; v and k_v of the others; residual, norm.
 enum { kPlaneK = 0, kPlaneV = 1, kPlaneKv = 2 };
 size_t plane_r(const AttnConfig& c) { return c.v_heads ? 3 : 1; }
 
@@ -44,7 +45,7 @@ Format with_v_heads(Format planes, const AttnConfig& c) {
     return planes;
 }
 
-/// The attention of the heads whose V is computed, which come first.
+/// The attention of the slim heads, which come first.
 AttnConfig slim_heads(const AttnConfig& c) {
     AttnConfig slim = c;
     slim.n_heads -= c.n_heads / c.n_kv_heads * c.v_heads;
@@ -59,7 +60,7 @@ Format with_norm(Format planes, const AttnConfig& c) {
     return planes;
 }
 
-/// Attention of the query heads [first, first + n) alone.
+/// Attention of the query heads [first, first + n) only.
 AttentionArgs args_of_heads(const ReadInput& in, int first, int n, std::span<const ScoreTerm> scores,
                             std::span<const ValueTerm> values) {
     AttentionArgs args = attention_args(in, scores, values);
@@ -125,24 +126,24 @@ class K : public AbsorbingMode {
     }
 
   protected:
-    /// Without RoPE a bias of K shifts all scores of a query alike, and a cap bends each by where it is.
+    /// Without RoPE K's bias shifts all scores of a query alike, unless these are capped.
     static Tensor bias_that_matters(const PrepareInput& in) {
         return in.config.rope || in.config.score_cap > 0 ? in.weights.k_bias : Tensor{};
     }
 
-    /// The weight of QK-norm for each column of slim heads' K; none without.
+    /// QK-norm's weight for each column of the slim heads' K; none without QK-norm.
     static Tensor norm_of_slim_heads(Backend& backend, const PrepareInput& in, std::vector<Buffer>& owned) {
         const Tensor norm = in.weights.k_norm;
         if (!norm || !in.config.norms_heads) return norm;
         return norm_of_heads(backend, norm, slim_heads(in.config).n_kv_heads, owned);
     }
 
-    /// The step's own values are read from k in full precision.
+    /// The step's own tokens are read exactly.
     Written write_rows(Backend& backend, const WriteInput& in) const override {
         return written_planes(backend, in);
     }
 
-    /// All planes in full precision.
+    /// All planes, exact.
     static Written written_planes(Backend& backend, const WriteInput& in) {
         const AttnConfig& c = in.config;
         Written written{.planes = in.projected};
@@ -160,7 +161,8 @@ class K : public AbsorbingMode {
         return written;
     }
 
-    /// As kv stores them; k [n, kv_width] without bias, of which those columns may be overwritten.
+    /// Keys as kv stores them, of the heads that keep V; k [n, kv_width] without bias may be overwritten
+    /// there.
     static Tensor keys_of_v_heads(Backend& backend, const WriteInput& in, Tensor k) {
         const AttnConfig& c = in.config;
         const int64_t first = c.computed_width(), width = c.kv_width() - first;
@@ -180,7 +182,7 @@ class K : public AbsorbingMode {
         const AttnConfig c = slim_heads(in.config);
         const PreparedK& p = prepared(in);
         const int64_t n = in.q.rows, wide = in.config.kv_width(), kept = wide - c.kv_width();
-        const Tensor u = in.scratch.f32(n, c.n_heads * wide);  // p_i of the row, float32 into W_KV
+        const Tensor u = in.scratch.f32(n, c.n_heads * wide);  // p_i K, which W_KV multiplies in float32
         const ScoreTerm scores[] = {score_term(in, own)};
         std::vector<ValueTerm> values = {{in.rows[kPlaneK], own.value(kPlaneK), 1, c.kv_width(), u}};
         if (kept) {
@@ -206,7 +208,7 @@ class K : public AbsorbingMode {
         attend_v_heads(backend, in, own, out);
     }
 
-    /// As kv does.
+    /// Attention of the heads that keep V, as in kv.
     static void attend_v_heads(Backend& backend, const ReadInput& in, const Written& own, Tensor out) {
         const AttnConfig &c = in.config, slim = slim_heads(c);
         if (!c.v_heads) return;
@@ -254,7 +256,7 @@ class K : public AbsorbingMode {
         return c.cross ? "cross_attn_kv.weight" : "attn_kv.weight";
     }
 
-    /// Scores of q with k, scaled, normed and rotated on read.
+    /// Scores of q with k, to which scales, norm and RoPE are applied on read.
     static ScoreTerm score_term(const ReadInput& in, const Written& own) {
         const AttnConfig c = slim_heads(in.config);
         const PreparedK& p = prepared(in);
@@ -285,7 +287,7 @@ class KResidual final : public K {
         return normed_around_mean(c) ? kNormedAroundMean : "";
     }
 
-    /// Static scales even out the channels: one scale a row is enough for the types that have one.
+    /// Static scales make channels alike: one scale a row is enough for types with scales.
     Format format(const AttnConfig& c) const override {
         const AttnConfig slim = slim_heads(c);
         const bool one_scale = head_bytes(c.type_k, c.head_dim).scales && !has_groups(c.type_k);
@@ -294,7 +296,7 @@ class KResidual final : public K {
         return with_norm(planes, c);
     }
 
-    const char* inverts() const override { return ""; }  // weighs rounding against what it inverts
+    const char* inverts() const override { return ""; }  // its fold weighs rounding against the inverse
     std::vector<Fold> folds(const AttnConfig& c) const override {
         const int wide = c.kv_width(), slim = c.computed_width();
         const bool residual = c.rank > 0;
@@ -327,7 +329,7 @@ class KResidual final : public K {
     }
 
   protected:
-    /// The step's own values are read as later steps will read them.
+    /// The step's own tokens are read as later steps will read them.
     Written write_rows(Backend& backend, const WriteInput& in) const override {
         const AttnConfig& c = in.config;
         const PreparedK& p = prepared(in);
@@ -352,7 +354,7 @@ class KResidual final : public K {
     }
 
   private:
-    /// What V is computed from, as it will be read back, [n, row width].
+    /// The row that V is computed from, [n, row width], as it reads back.
     static Tensor known_row(Backend& backend, const WriteInput& in, const Written& written,
                             const Format& planes) {
         const Tensor k = written.planes[kPlaneK];
@@ -366,7 +368,7 @@ class KResidual final : public K {
         return row;
     }
 
-    /// The norm's weight times the static scales, if there are any.
+    /// The norm's weight times the static scales, where there are any.
     static Tensor scaled_norm(Backend& backend, Tensor norm, Tensor scale, std::vector<Buffer>& owned) {
         if (!scale) return norm;
         std::vector<float> values = values_of(backend, scale);

@@ -1,5 +1,4 @@
-// Mode kivi (Liu et al., "KIVI", 2024): K (normed and rotated) and V as kv keeps them while they are recent;
-// older rows in few bits.
+// Mode kivi (Liu et al., "KIVI", 2024): recent K (normed and rotated) and V as in kv; older rows in few bits.
 #include "cache/modes/aging.h"
 #include "cache/modes/modes.h"
 
@@ -10,7 +9,7 @@ class Kivi final : public AgingMode {
   public:
     const char* name() const override { return "kivi"; }
     bool keeps_v_bias() const override { return true; }
-    Levels usual_levels() const override { return {{Level{}}, 0, 128}; }  // KIVI's residual length
+    Levels default_levels() const override { return {{Level{}}, 0, 128}; }  // the paper's residual length
 
     std::vector<Projection> projections(const Prepared& p) const override {
         return {{p.model.k, p.model.k_bias}, {p.model.v, p.model.v_bias}};

@@ -1,5 +1,5 @@
-// Mode kv: K (normed and rotated) and V as they are. The baseline every other mode is compared with. Where V
-// is K before its norm's weight and RoPE, it is stored alone, and scores apply both on read.
+// Mode kv: K (normed and rotated) and V as they are, the baseline of all other modes. Where V is K before its
+// norm's weight and RoPE (Gemma 4), that is stored once, and scores apply both on read.
 #include "cache/attend.h"
 #include "cache/modes/modes.h"
 #include "cache/prepare.h"
@@ -9,7 +9,7 @@ namespace {
 
 struct PreparedKv : Prepared {
     using Prepared::Prepared;
-    Tensor row_scale;  // with v_is_k: the weight of the norm of K for each column of a row
+    Tensor row_scale;  // with v_is_k: the weight of K's norm for each column of a row
 };
 
 class Kv final : public CacheMode {

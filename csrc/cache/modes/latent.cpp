@@ -1,7 +1,7 @@
-// Mode latent: what latent attention (MLA; DeepSeek-AI, "DeepSeek-V2", section 2.1) makes K and V of, once
-// for all heads.
-//   row = [c | k_pe], c = norm of x's latent, k_pe = its rotated columns
-// Few queries read whole rows, the weights of K in q and those of V after the softmax:
+// Mode latent: what latent attention (MLA; DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1) makes K and V of,
+// once for all heads.
+//   row = [c | k_pe], c = the normed latent of x, k_pe = K's rotated columns
+// Few queries read whole rows, with W_UK absorbed in q and W_UV applied after the softmax:
 //   scores_i = [q_i,nope W_UK,i^T | q_i,pe] row^T,   head_i = (p_i c) W_UV,i
 // Many queries read k_i = [c W_UK,i | k_pe] and v_i = c W_UV,i.
 #include "cache/attend.h"
@@ -13,20 +13,20 @@ namespace {
 
 struct PreparedLatent : Prepared {
     using Prepared::Prepared;
-    Tensor up_k;       // W_UK,i^T of each head [columns that do not rotate, latent],
-    int64_t step = 0;  // so many rows from head to head
+    Tensor up_k;       // W_UK,i^T of each head, [columns that do not rotate, latent]
+    int64_t step = 0;  // rows from one head of up_k to the next
 };
 
 const PreparedLatent& prepared(const AttnInput& in) {
     return static_cast<const PreparedLatent&>(in.prepared);
 }
 
-/// Of each head the first rows.
+/// Columns [first, first + n) of each head.
 Tensor columns_of_heads(const AttnConfig& c, Tensor heads, int64_t first, int64_t n) {
     return heads.split(c.n_heads).cols_of(first, n);
 }
 
-/// Rows of each head of a weight, in one piece: [n_heads * n, ..] of its type.
+/// Rows [first, first + n) of each head of a weight, contiguous: [n_heads * n, ..] in its type.
 Tensor gather_heads(Backend& backend, const AttnConfig& c, Tensor weight, int64_t step, int64_t first, int n,
                     std::vector<Buffer>& owned) {
     std::vector<std::byte> rows(n * weight.stride);
@@ -60,14 +60,15 @@ class Latent final : public AbsorbingMode {
         const Tensor stacked = w.kv_b ? w.kv_b : w.k_b;
         p->step = w.kv_b ? plain + c.value_dim : c.latent;
         const auto first_row = [&](int head) { return head * p->step; };
-        const Tensor turned = transpose_heads(backend, stacked, c.n_heads, first_row,
-                                              w.kv_b ? plain : c.latent, "weight of K of a latent", p->owned);
+        const Tensor transposed =
+            transpose_heads(backend, stacked, c.n_heads, first_row, w.kv_b ? plain : c.latent,
+                            "weight of K of a latent", p->owned);
         if (w.kv_b) {
             p->up_k = w.kv_b;
             w.v_b = gather_heads(backend, c, w.kv_b, p->step, plain, c.value_dim, p->owned);
-            w.k_b = turned;
+            w.k_b = transposed;
         } else {
-            p->up_k = turned;
+            p->up_k = transposed;
             p->step = plain;
         }
         return p;
@@ -100,7 +101,7 @@ class Latent final : public AbsorbingMode {
                   columns_of_heads(c, wide_q, c.latent, c.n_rot));
         const ScoreTerm scores[] = {{in.rows[0], own.plane(0), 1, int(width), wide_q}};
         const ValueTerm values[] = {
-            {in.rows[0], own.plane(0), 1, int(width), u}};  // what rotates too: unread
+            {in.rows[0], own.plane(0), 1, int(width), u}};  // of u, the rotated columns are not used
         backend.attention(attention_args(in, scores, values));
         copy_rows(backend, columns_of_heads(c, u, 0, c.latent), latent.split(c.n_heads));
         backend.linear_per_head(latent, w.v_b, c.n_heads, out);
@@ -122,7 +123,7 @@ class Latent final : public AbsorbingMode {
     }
 
   private:
-    /// K and V of all heads, of rows.
+    /// K and V of all heads, made of rows.
     static void expand(Backend& backend, const AttnInput& in, Tensor rows, const std::vector<Tensor>& kv) {
         const AttnConfig& c = in.config;
         const PreparedLatent& p = prepared(in);

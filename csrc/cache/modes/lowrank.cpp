@@ -1,11 +1,10 @@
-// Mode lowrank (TALE): of V's heads, some together, a latent whose columns fall in weight, so that older rows
-// keep the first ones of it, and in few bits; decoding accumulates latents and makes V of the sum, once. A
-// prompt reads V itself.
+// Mode lowrank (TALE): what is stored of V is a latent of some heads together, its columns ordered by weight.
+// Older rows keep the first ones, in few bits; decoding sums latents and makes V of the sum, once. A prompt
+// reads V itself.
 //   latent = v T, V = latent E, T and E square and folded offline: all columns together are V itself.
 //   head_i = [sum of p_i latent over each region, with as many columns as its rows have] E_i
-// K has the same regions in full width, before RoPE: its channels are steadier there, which few bits need.
-// With levels that say "predict" the latent of an old row is of what its keys, as they are stored, do not
-// tell:
+// K has the same regions in full width, before RoPE, where channels vary less, as few bits need. With
+// Levels::predicts an aged row keeps a latent of what its keys, as they are stored, do not predict of V:
 //   latent = (v - k^ P) T, head_i = (...) E_i + [sum of p_i k^] P_i, k^ of the same group of heads.
 #include "cache/modes/aging.h"
 #include "cache/modes/modes.h"
@@ -37,7 +36,7 @@ class LowRank final : public AgingMode {
   public:
     const char* name() const override { return "lowrank"; }
     bool has_latents() const override { return true; }
-    Levels usual_levels() const override {
+    Levels default_levels() const override {
         return {{{DType::Q2, DType::Q2, 0.5, 0}, {DType::Q4, DType::Q4, 1, 0.1}}, 4, 0};
     }
 
@@ -83,9 +82,9 @@ class LowRank final : public AgingMode {
         linear_heads(backend, in.config, latents, prepared(in).expand, out);
         if (!keys) return;
         const Scratch::Scope scope(in.scratch);
-        const Tensor told = in.scratch.f32(out.rows, out.cols);
-        linear_heads(backend, in.config, keys, prepared(in).predict, told);
-        backend.add(out, told);
+        const Tensor predicted = in.scratch.f32(out.rows, out.cols);
+        linear_heads(backend, in.config, keys, prepared(in).predict, predicted);
+        backend.add(out, predicted);
     }
 
     void add_predicted(Backend& backend, const AttnInput& in, Tensor keys, float times,
@@ -93,9 +92,9 @@ class LowRank final : public AgingMode {
         const Scratch::Scope scope(in.scratch);
         const Tensor v = in.scratch.f32(keys.rows, keys.cols);
         backend.linear_per_head(keys, prepared(in).predict, value_heads(in.config), v);
-        const Tensor told = latents_of(backend, in, v);
-        backend.scale(told, times);
-        backend.add(latents, told);
+        const Tensor predicted = latents_of(backend, in, v);
+        backend.scale(predicted, times);
+        backend.add(latents, predicted);
     }
 };
 

@@ -1,6 +1,6 @@
-// Mode v: V alone, without bias, for models without RoPE. K = V W_VK, W_VK = W_V^-1 W_K, is absorbed into the
-// query: scores_i = (q_i W_VK,i^T) V^T over the whole row. It amplifies rounding in the scores as k does in
-// V. The bias of K shifts all scores of a query alike.
+// Mode v: V alone, without bias, for models without RoPE. K = V W_VK, W_VK = W_V^-1 W_K, is absorbed in the
+// query: scores_i = (q_i W_VK,i^T) V^T over whole rows. The inverse amplifies rounding in the scores, as that
+// of k does in V. K's bias is left out: it shifts all scores of a query alike.
 #include "cache/attend.h"
 #include "cache/modes/modes.h"
 #include "cache/prepare.h"
@@ -14,7 +14,7 @@ constexpr const char* kFolded = "attn_vk.weight";
 struct PreparedV : Prepared {
     using Prepared::Prepared;
     Tensor w_vk;        // [k width, v width], K = linear(V, .)
-    Tensor absorbed_q;  // per head, q -> query against the whole row
+    Tensor absorbed_q;  // for each head: q -> query against whole rows
 };
 
 const PreparedV& prepared(const AttnInput& in) { return static_cast<const PreparedV&>(in.prepared); }

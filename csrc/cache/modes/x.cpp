@@ -1,9 +1,9 @@
-// Mode x: the layer's normed input, for models without RoPE; any number of KV heads, no inverse anywhere.
-//   scores_i = (q_i W_K,i^T) X^T, head_i = (p_i X) W_V,i: both absorbed over the whole row.
-// Mode e (slim attention's option 2) is x owned by an encoder: its output E serves all layers, and there is
-// nothing to compute from it before decoding. Mode e1 (the hybrid): K of the first layer in its place,
-// K_1 = E W_K,1, and W_K,1^-1 W_K, W_K,1^-1 W_V of each layer, folded offline.
-// The bias of K shifts all scores of a query alike.
+// Mode x: the layer's normed input, for models without RoPE; any number of KV heads, nothing is inverted.
+//   scores_i = (q_i W_K,i^T) X^T, head_i = (p_i X) W_V,i: both absorbed, over whole rows.
+// Mode e (slim attention's option 2) is x with the encoder as owner: its output E serves all layers, and
+// nothing is computed from it before decoding. Mode e1 (the hybrid) stores K of the first layer, K_1 = E
+// W_K,1, with W_K,1^-1 W_K and W_K,1^-1 W_V of each layer, folded offline. K's bias is left out: it shifts
+// all scores of a query alike.
 #include "cache/attend.h"
 #include "cache/modes/modes.h"
 #include "cache/prepare.h"
@@ -14,9 +14,10 @@ namespace {
 
 struct PreparedX : Prepared {
     using Prepared::Prepared;
-    Tensor row_k, row_v;           // [kv width, row width], k and v = linear(row * row_scale, .)
-    Tensor absorbed_q;             // per head, q -> query against the whole row
-    Tensor row_scale, row_shrink;  // sizes of channels for each head [1, n_heads * width], 1 / them; or none
+    Tensor row_k, row_v;  // [kv width, row width], k and v = linear(row * row_scale, .)
+    Tensor absorbed_q;    // for each head: q -> query against whole rows
+    Tensor row_scale,
+        row_shrink;  // sizes of channels, [1, n_heads * width], and 1 / sizes, [1, width]; or none
 };
 
 const PreparedX& prepared(const AttnInput& in) { return static_cast<const PreparedX&>(in.prepared); }
@@ -107,8 +108,8 @@ class E final : public X {
     bool shared() const override { return true; }
     std::string refusal(const AttnConfig&) const override { return ""; }
 
-    /// Types with scales take one for a whole row, so that its products are integer ones; channels are made
-    /// alike before, by the size that the encoder's last norm gives them.
+    /// One scale a row in types with scales, so that its products are integer ones; channels are divided by
+    /// their sizes before (PrepareInput::encoder_channel_sizes).
     Format format(const AttnConfig& c) const override { return {{"e", c.d_model, 1, c.type_k}}; }
 
     std::unique_ptr<Prepared> prepare(Backend& backend, const PrepareInput& in) const override {

@@ -1,7 +1,7 @@
-// Mode xr: the layer's input in a basis of its own, for models that rotate a part of each head.
+// Mode xr: the layer's input in another basis, for models that rotate a part of each head (partial RoPE).
 //   row = x A / s, A = [W_K,rot | T]: the rotated columns of K, then the rest of x (T: an orthonormal basis
 //   of what W_K,rot does not span). A is far better conditioned than W_K, since W_K,rot is tall.
-// Scores of rotated columns are read from them; those of the others, and values, are absorbed over the row:
+// Scores of rotated columns are read from these; other scores, and values, are absorbed over whole rows:
 //   scores_i = q_i,rot rotate(row_i,rot s)^T + (q_i,rest W_k,i^T) row^T,   head_i = (p_i row) W_v,i
 // with k = row W_k, v = row W_v, both folded offline.
 #include "cache/attend.h"
@@ -18,9 +18,9 @@ constexpr const char *kIn = "attn_xr_in.weight", *kK = "attn_xr_k.weight", *kV =
 struct PreparedXr : Prepared {
     using Prepared::Prepared;
     Tensor row_in, row_k, row_v;   // row = linear(x, .) / s, k and v = linear(row, .)
-    Tensor absorbed_q;             // per head, q -> query against the whole row
-    Tensor rotated_bias;           // of k, the rotated columns
-    Tensor row_scale, row_shrink;  // [1, d_model]: static scales of channels, 1 / them; or none
+    Tensor absorbed_q;             // for each head: q -> query against whole rows
+    Tensor rotated_bias;           // of K's rotated columns
+    Tensor row_scale, row_shrink;  // [1, d_model]: static scales of channels, and 1 / scales; or none
 
     uint64_t fingerprint(Backend& backend) const override {
         return fingerprint_of(backend, {row_shrink, row_in});
@@ -44,7 +44,7 @@ class Xr final : public AbsorbingMode {
 
     bool has_values_of_all() const override { return true; }
 
-    /// Static scales even out the channels: one scale a row is enough for the types that have one.
+    /// Static scales make channels alike: one scale a row is enough for types with scales.
     Format format(const AttnConfig& c) const override { return {{"x", c.d_model, 1, c.type_k}}; }
 
     Format dense_format(const AttnConfig& c) const override {
@@ -70,7 +70,8 @@ class Xr final : public AbsorbingMode {
         p->row_scale = in.folded.at(kScale);
         p->row_shrink = row_shrink(backend, c, kScale, p->row_scale, p->owned);
         p->absorbed_q = absorb_q(backend, c, p->row_k, p->owned, c.n_rot);
-        if (const Tensor bias = in.weights.k_bias)  // that of the others shifts all scores of a query alike
+        if (const Tensor bias =
+                in.weights.k_bias)  // of the other columns it shifts all scores of a query alike
             p->rotated_bias = derived_vector(backend, rotated_of(c, values_of(backend, bias)),
                                              "bias of the rotated columns", p->owned);
         return p;
@@ -105,7 +106,7 @@ class Xr final : public AbsorbingMode {
         linear_heads(backend, c, u, p.row_v, out);
     }
 
-    /// Dense rows of K are biased and rotated, so that they are read as they are.
+    /// Dense rows of K contain bias and RoPE, so that they are read as they are.
     std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, const Written& own) const override {
         const AttnWeights& w = in.prepared.model;
         const auto kv = project(backend, in.scratch, own.x, {{w.k, w.k_bias}, {w.v, {}}});
@@ -127,7 +128,7 @@ class Xr final : public AbsorbingMode {
   private:
     static int rotated(const AttnConfig& c) { return c.n_kv_heads * c.n_rot; }
 
-    /// Of each head the first n_rot.
+    /// The first n_rot columns of each head.
     static std::vector<float> rotated_of(const AttnConfig& c, const std::vector<float>& k) {
         std::vector<float> out(rotated(c));
         for (int i = 0; i < rotated(c); ++i) out[i] = k[i / c.n_rot * c.head_dim + i % c.n_rot];
