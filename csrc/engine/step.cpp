@@ -124,7 +124,7 @@ Tensor run_part(const Decoder& decoder, const Part& part, Scratch& scratch, cons
     const Tensor x = scratch.f32(batch.tokens.cols, decoder.config().d_model);
     if (!before.empty()) part.backend->upload(x, before.data(), x.bytes());
     const auto forward = [&] { decoder.forward(part, batch, scratch, x, observer); };
-    if (!observer.looks() && is_repeated(step))
+    if (!observer.wants_inputs() && is_repeated(step))
         part.backend->capture_and_replay(concat(batch.tokens.cols, " ", step.outputs.size()), forward);
     else
         forward();
@@ -144,7 +144,7 @@ void run_head(const Decoder& decoder, Scratch& scratch, Tensor x, Tensor outputs
     for (int64_t first = 0; first < n; first = next_chunk(first, n, kLogitRows, backend.dry())) {
         const int64_t some = std::min(kLogitRows, n - first);
         backend.gather(x, outputs.cols_of(first, some), states.rows_of(0, some));
-        decoder.finish(states.rows_of(0, some));
+        decoder.final_norm(states.rows_of(0, some));
         if (output != Output::states) decoder.logits(states.rows_of(0, some), logits.rows_of(0, some));
         if (output == Output::tokens) backend.likeliest(logits.rows_of(0, some), told.rows_of(0, some));
         if (!out) continue;

@@ -21,7 +21,7 @@ void require_length(const char* what, const ByLayer<T>& option, int n_layers, co
              " layers: give one for all, or one a layer");
 }
 
-/// One name a layer that converting wrote into the file; without the key `missing` for each.
+/// Names by layer that a conversion wrote into the file; without the key `missing` for each.
 Names stored_names(const GgufFile& file, const char* key, int n_layers, const char* missing) {
     const auto it = file.metadata().find(key);
     if (it == file.metadata().end()) return Names(n_layers, missing);
@@ -34,7 +34,7 @@ Names stored_names(const GgufFile& file, const char* key, int n_layers, const ch
     return names;
 }
 
-/// One number a layer that converting wrote into the file; nothing without the key.
+/// Numbers by layer that a conversion wrote into the file; empty without the key.
 std::vector<int64_t> stored_numbers(const GgufFile& file, const char* key, int n_layers, const char* of) {
     const auto it = file.metadata().find(key);
     if (it == file.metadata().end()) return {};
@@ -55,21 +55,21 @@ DType choose_type(const std::string& asked, const std::string& stored) {
     return require_cache_type((asked != kAuto ? asked : stored.empty() ? "f16" : stored).c_str());
 }
 
-/// In the file, or what a caller brings along; or nullptr.
+/// A tensor of the file or of the caller; or nullptr.
 const Tensor* find_tensor(const GgufFile& file, const ExtraTensors& extra, const std::string& name) {
     if (const auto it = file.tensors().find(name); it != file.tensors().end()) return &it->second;
     const auto it = extra.find(name);
     return it == extra.end() ? nullptr : &it->second;
 }
 
-/// The width of the residual that a layer was folded with, -1 if it was not.
+/// Width of the residual that a layer was folded with; -1 without a fold.
 int64_t folded_rank(const GgufFile& file, const ModelConfig& model, const ExtraTensors& extra, int layer) {
     const std::string prefix = block_prefix(model, layer);
     if (const Tensor* out = find_tensor(file, extra, prefix + "attn_kr_out.weight")) return out->cols;
     return find_tensor(file, extra, prefix + "attn_kr_v.weight") ? 0 : -1;
 }
 
-/// How many KV heads share a latent in what a layer was folded with; else as many as is usual.
+/// How many KV heads share a latent in a layer's folded tensors; without these the default.
 int latent_heads_of(const GgufFile& file, const ModelConfig& model, const ExtraTensors& extra, int layer) {
     const AttnConfig c = attention_config(model, layer);
     const Tensor* folded = find_tensor(file, extra, block_prefix(model, layer) + "attn_v_latent.weight");
@@ -80,7 +80,7 @@ int latent_heads_of(const GgufFile& file, const ModelConfig& model, const ExtraT
     return int(folded->cols / c.head_dim);
 }
 
-/// What was asked for, else what the file says, else what is usual.
+/// What was asked for, else what the file says, else the mode's default.
 void choose_levels(const std::string& asked, const std::string& stored, const std::string& type_v,
                    LayerOptions& layer) {
     layer.levels = read_levels(*layer.mode, asked != kAuto ? asked : stored);
@@ -136,7 +136,7 @@ void require_residual(const CacheOptions& o, const std::vector<LayerOptions>& la
          ", and no layer has it: ", without);
 }
 
-/// What a file's conversion found to change little.
+/// The sparse_delta that the file's conversion found to change little.
 float stored_delta(const GgufFile& file) {
     constexpr const char* kKey = "slimrt.cache.sparse_delta";
     if (!file.metadata().contains(kKey))
@@ -171,8 +171,8 @@ void set_sparsity(const CacheMode& mode, float threshold, float delta, AttnConfi
 /// Whether a row of a layer's input, or of an encoder's output, is no wider than K and V together.
 bool row_is_narrow(const AttnConfig& c) { return c.d_model <= 2 * c.kv_width(); }
 
-/// What the file says, else an encoder's output itself, where reading it in every layer moves no more bytes
-/// than K and V would: it is kept once for all layers. Else kv.
+/// What the file says; else mode e, which keeps an encoder's output once for all layers, where reading that
+/// in each layer moves no more bytes than K and V would; else kv.
 std::vector<LayerChoice> choose_cross(const GgufFile& file, const ModelConfig& model, const CacheOptions& o) {
     if (model.architecture->encoder == EncoderKind::none) {
         if (o.cross != kAuto)
@@ -191,9 +191,9 @@ std::vector<LayerChoice> choose_cross(const GgufFile& file, const ModelConfig& m
     return choices;
 }
 
-/// Of a file that says none: kv; with latent attention latent; of an encoder-decoder x, where it is exact and
-/// no wider than K and V.
-const char* usual_mode(const ModelConfig& model, const CacheOptions& o) {
+/// The default where the file says none: latent with latent attention; x in an encoder-decoder where it is
+/// exact and no wider than K and V; else kv.
+const char* default_mode(const ModelConfig& model, const CacheOptions& o) {
     const AttnConfig c = attention_config(model, 0);
     const bool x = model.architecture->encoder != EncoderKind::none && o.sparse_threshold == 0 &&
                    row_is_narrow(c) && refusal_of(find_cache_mode("x", false), c).empty();
@@ -205,7 +205,7 @@ bool same_shape(const AttnConfig& a, const AttnConfig& b) {
            a.n_rot == b.n_rot && a.window == b.window;
 }
 
-/// The layer whose rows each layer reads; without the key as its architecture has it.
+/// The layer whose rows each layer reads: by the file's key, else by the architecture.
 std::vector<int> read_owners(const GgufFile& file, const ModelConfig& model) {
     constexpr const char* kKey = "slimrt.cache.owners";
     std::vector<int> owners(model.n_layers);
@@ -230,7 +230,7 @@ std::vector<int> read_owners(const GgufFile& file, const ModelConfig& model) {
     return owners;
 }
 
-/// A layer without rows of its own has no option of its own either.
+/// A layer that reads another's rows may not have options that differ from its owner's.
 template <class T, class Stored>
 void require_option_of_owner(const char* what, const ByLayer<T>& asked, const T& none, const Stored& stored,
                              int layer, int owner) {
@@ -240,7 +240,7 @@ void require_option_of_owner(const char* what, const ByLayer<T>& asked, const T&
          ", whose rows it reads: give both the same");
 }
 
-/// How many KV heads each layer was folded to keep V of; without the key none.
+/// How many KV heads each layer was folded to keep V of; 0 without the key.
 std::vector<int> read_v_heads(const GgufFile& file, const ModelConfig& model) {
     constexpr const char* kKey = "slimrt.cache.v_heads";
     std::vector<int> heads(model.n_layers, 0);
@@ -345,7 +345,7 @@ std::vector<LayerOptions> resolve_layers(const GgufFile& file, const ModelConfig
     require_length("cache_type_v", o.type_v, n);
     require_length("residual_type", o.residual_type, n);
     require_length("rank", o.rank, n);
-    const Names modes = stored_names(file, "slimrt.cache.modes", n, usual_mode(model, o));
+    const Names modes = stored_names(file, "slimrt.cache.modes", n, default_mode(model, o));
     const Names types = stored_names(file, "slimrt.cache.types", n, "");
     const Names residual_types = stored_names(file, "slimrt.cache.residual_types", n, "");
     const std::vector<int> owners = read_owners(file, model), v_heads = read_v_heads(file, model);

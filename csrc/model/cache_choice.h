@@ -1,4 +1,4 @@
-// How each layer's context memory is used: what was asked for, else what the file says, else the defaults.
+// How each layer uses its cache: what was asked for, else what the file says, else the defaults.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace slimrt {
 
-/// An option of every layer: one value for all, or a list with one a layer.
+/// An option of every layer: one value for all, or one for each.
 template <class T>
 struct ByLayer {
     T all;
@@ -19,20 +19,22 @@ struct ByLayer {
     const T& of(int layer) const { return each.empty() ? all : each[layer]; }
 };
 
-/// "auto": what the file says, which holds for its own mode only; else mode kv (of an encoder-decoder x and
-/// e, where their rows are no wider) and type f16.
+/// "auto": what the file says, if its mode is used; else mode kv (in an encoder-decoder x and e, where their
+/// rows are no wider than K and V) and type f16.
 struct CacheOptions {
     ByLayer<std::string> mode{"auto"};
-    ByLayer<std::string> type_k{"auto"}, type_v{"auto"};  // of k, v and x: "f16" ...; or type_k: Levels
-    /// Of modes with a residual: its type and width. "auto" and -1: what the file says, or the width of the
-    /// tensors; there is no other default.
+    ByLayer<std::string> type_k{"auto"},
+        type_v{"auto"};  // of k, v and x: "f16" ...; type_k: or Levels as text
+    /// In modes with a residual: its type and width. "auto" and -1: what the file says, or the width of the
+    /// folded tensors; there is no other default.
     ByLayer<std::string> residual_type{"auto"};
     ByLayer<int> rank{-1};
-    /// What decoding may leave unread of each head's softmax weights: their sum, or the root of the sum of
-    /// their squares (AttentionArgs); one of the two. sparse_delta < 0: what the file says, or 0.
+    /// How much softmax weight decoding may leave unread, for each head and query: the sum of the weights, or
+    /// the root of the sum of their squares (AttentionArgs); one of the two. sparse_delta < 0: what the file
+    /// says.
     float sparse_threshold = 0, sparse_delta = 0;
-    std::string cross = "auto", cross_type = "auto";  // of an encoder's output: mode, type of its rows
-    int64_t n_source = 0;  // most rows of an encoder's output, of each sequence; 0: the model's own
+    std::string cross = "auto", cross_type = "auto";  // of an encoder's output: mode and type
+    int64_t n_source = 0;  // most rows of an encoder's output in a sequence; 0: the model's own
     int64_t n_ctx = 0;     // 0: the smaller of the model's training context and 4096
     int n_seqs = 1;        // the most sequences in one step
     /// Tokens whose rows the cache holds, of all sequences together; 0: n_ctx for each of n_seqs.
@@ -45,41 +47,40 @@ struct LayerOptions {
     int owner = 0;  // the layer whose rows this one reads: itself, or one before it
     const CacheMode* mode = nullptr;
     DType type_k = DType::F16, type_v = DType::F16;
-    Levels levels;              // of a mode with some
+    Levels levels;              // of a mode with has_levels()
     int latent_heads = 1;       // of mode lowrank, see AttnConfig
-    int rank = -1;              // of a mode with a residual; -1: nothing says it
-    std::string residual_type;  // the same; empty: nothing says it
-    int v_heads = 0;            // of a mode that may have some, see AttnConfig
+    int rank = -1;              // of a mode with has_residual(); -1: unknown
+    std::string residual_type;  // likewise; empty: unknown
+    int v_heads = 0;            // of a mode with has_v_heads()
 };
 
 struct LayerChoice {
     const CacheMode* mode;
     AttnConfig config;
     int owner;                 // the layer whose rows this one reads: itself, or one before it
-    bool shared = false;       // layers after it read its rows too
-    bool rotates_keys = true;  // else it reads them before RoPE (MLKV)
+    bool shared = false;       // later layers read its rows too
+    bool rotates_keys = true;  // false: it reads keys before RoPE and does not rotate them (MLKV)
 
     bool owns() const { return owner == config.layer; }
 };
 
 struct CacheChoices {
     std::vector<LayerChoice> layers;
-    std::vector<LayerChoice> cross;   // of an encoder's output, in one mode; none without an encoder
+    std::vector<LayerChoice> cross;   // of an encoder's output, all in one mode; empty without an encoder
     int64_t n_ctx = 0, n_source = 0;  // resolved
 };
 
-/// Whether layers read the keys of others before RoPE and never rotate them (slimrt.cache.shared_keys).
-/// Throws Error{format} for another word than the key has, Error{unsupported} where each would norm them by
-/// itself.
+/// Whether layers that share keys read them before RoPE and never rotate them (slimrt.cache.shared_keys).
+/// Throws Error{format} for an unknown value, Error{unsupported} where each layer would norm shared keys.
 bool shares_unrotated_keys(const GgufFile& file, const ModelConfig& config);
 
-/// One a layer, perhaps of a mode that is not legal there. Arguments and errors as choose_caches().
+/// One for each layer, not yet checked against its attention. Arguments and errors as of choose_caches().
 std::vector<LayerOptions> resolve_layers(const GgufFile& file, const ModelConfig& config,
                                          const CacheOptions& options, const ExtraTensors& extra = {});
 
-/// One a layer, each legal. `extra`: the tensors that a caller brings along. Throws Error{argument} for lists
-/// of the wrong length and ranks that do not match, Error{unsupported} for unknown names,
-/// Error{cache_unsupported} for a mode that a layer cannot have, Error{format} for a file that says nonsense.
+/// One for each layer, checked. extra: the caller's tensors. Throws Error{argument} for lists of the wrong
+/// length and ranks that do not match, Error{unsupported} for unknown names, Error{cache_unsupported} for a
+/// mode that a layer cannot have, Error{format} for invalid values in the file.
 CacheChoices choose_caches(const GgufFile& file, const ModelConfig& config, const CacheOptions& options,
                            const ExtraTensors& extra);
 

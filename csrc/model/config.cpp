@@ -75,14 +75,14 @@ int read_vocab(const GgufFile& file) {
     return int(it->second.rows);
 }
 
-/// Of layers after those that run, which predict further tokens. A file that counts one among them that is
-/// another would lose it.
-int read_unread_layers(const GgufFile& file, const std::string& prefix, int n_layers) {
+/// How many layers of multi-token prediction (MTP) follow the others. If one of them is an ordinary layer,
+/// the file is refused, since that layer would be dropped.
+int read_mtp_layers(const GgufFile& file, const std::string& prefix, int n_layers) {
     const std::string key = prefix + "nextn_predict_layers";
     const int n = int(file.integer(key, 0, n_layers - 1, 0));
     for (int layer = n_layers - n; layer < n_layers; ++layer) {
         const std::string block = concat("blk.", layer, "."), name = block + "nextn.eh_proj.weight";
-        const auto first = file.tensors().lower_bound(block);  // smaller files leave all of the layer out
+        const auto first = file.tensors().lower_bound(block);  // files may omit such a layer altogether
         const bool there = first != file.tensors().end() && first->first.starts_with(block);
         if (there && !file.tensors().count(name))
             fail(ErrorCode::format, file.path(), ": key '", key, "' is ", n, ", and tensor '", name,
@@ -91,7 +91,7 @@ int read_unread_layers(const GgufFile& file, const std::string& prefix, int n_la
     return n;
 }
 
-/// What an encoder adds: its own number of layers, the size of what it reads and makes.
+/// With an encoder: how many layers it has, the width of its input and the rows of its output.
 void read_encoder(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     const Architecture& a = *c.architecture;
     if (a.encoder == EncoderKind::none) return;
@@ -100,7 +100,7 @@ void read_encoder(const GgufFile& file, const std::string& prefix, ModelConfig& 
     c.decoder_start = int(file.integer(prefix + "decoder_start_token_id", 0, c.n_vocab - 1, 0));
     if (a.encoder == EncoderKind::mel) c.n_inputs = int(file.integer(prefix + "mel_bins", 1, 4096, 80));
     if (a.encoder == EncoderKind::audio) c.n_inputs = 1;
-    constexpr int64_t kHalfMinute = 1249;  // rows of Moonshine's convolutions
+    constexpr int64_t kHalfMinute = 1249;  // rows that Moonshine's convolutions make of 30 s
     const int64_t usual = a.encoder == EncoderKind::tokens ? 512
                           : a.encoder == EncoderKind::mel  ? 1500
                                                            : kHalfMinute;
@@ -113,20 +113,20 @@ void read_encoder(const GgufFile& file, const std::string& prefix, ModelConfig& 
              c.relative_buckets, " and relative_max_distance ", c.relative_distance, " do not go together");
 }
 
-/// What a family's settle() took from the file.
+/// Checks what the architecture's configure() read.
 void require_sane(const GgufFile& file, const ModelConfig& c) {
     for (const float scale :
          {c.embedding_scale, c.residual_scale, c.score_scale, c.output_scale, c.alibi_bias})
         if (!(scale > 0) || !std::isfinite(scale))
             fail(ErrorCode::format, file.path(), ": a scale in the metadata is ", scale,
                  ", not a positive number");
-    if (!(c.query_growth >= 0) || !std::isfinite(c.query_growth))
-        fail(ErrorCode::format, file.path(), ": attention.temperature_scale is ", c.query_growth,
+    if (!(c.temperature_scale >= 0) || !std::isfinite(c.temperature_scale))
+        fail(ErrorCode::format, file.path(), ": attention.temperature_scale is ", c.temperature_scale,
              ", not a positive number");
     if (c.latent && c.ropes[0].n_rot >= c.head_dim)
         fail(ErrorCode::format, file.path(), ": ", c.ropes[0].n_rot, " columns of a head rotate, and it has ",
              c.head_dim, ": latent attention needs some that do not");
-    if (c.latent && c.query_growth > 0 && c.head_dim % 2)
+    if (c.latent && c.temperature_scale > 0 && c.head_dim % 2)
         fail(ErrorCode::unsupported, file.path(), ": attention.temperature_scale with heads of ", c.head_dim,
              " columns, an odd number, is not supported in latent attention");
     if (!(c.clamp_kqv >= 0) || !std::isfinite(c.clamp_kqv))
@@ -134,7 +134,7 @@ void require_sane(const GgufFile& file, const ModelConfig& c) {
              ", not a positive number");
 }
 
-/// What becomes of scores and logits, in any decoder whose file says so.
+/// Soft caps of scores and logits, and attention sinks, in any decoder whose file has them.
 void read_caps(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     const auto read = [&](const char* key) {
         const auto value = float(file.number(prefix + key, 0.0));
@@ -163,7 +163,7 @@ int relative_bucket(const ModelConfig& c, int64_t distance, bool causal) {
     }
     const int exact = n / 2;
     if (distance < exact) return first + int(distance);
-    // In float, as models were trained with: at whole powers another rounding is another bucket.
+    // In float, as in training: where the logarithm is nearly whole, rounding decides about the bucket.
     const float octaves =
         std::log(float(distance) / float(exact)) / float(std::log(double(c.relative_distance) / exact));
     return first + std::min(exact + int(octaves * float(n - exact)), n - 1);
@@ -182,14 +182,14 @@ void read_scales(const GgufFile& file, const std::string& prefix, ModelConfig& c
     c.output_scale = 1 / read("logit_scale", 1 / c.output_scale);
 }
 
-void read_query_growth(const GgufFile& file, const std::string& prefix, double usual, ModelConfig& c) {
-    c.query_growth = file.number(prefix + "attention.temperature_scale", usual);
-    c.query_growth_length =
+void read_temperature(const GgufFile& file, const std::string& prefix, double usual, ModelConfig& c) {
+    c.temperature_scale = file.number(prefix + "attention.temperature_scale", usual);
+    c.temperature_length =
         file.integer(prefix + "attention.temperature_length", 1, 1 << 30, c.ropes[0].n_ctx_orig);
 }
 
 float alibi_slope(const ModelConfig& c, int head) {
-    int whole = 1;  // heads have a power of two of slopes, then those between
+    int whole = 1;  // the largest power of two of heads has even steps, the other heads lie between these
     while (2 * whole <= c.n_heads) whole *= 2;
     const double step = -double(c.alibi_bias) / whole;
     return float(std::exp2(head < whole ? step * (head + 1) : step / 2 * (2 * (head - whole) + 1)));
@@ -205,8 +205,8 @@ ModelConfig read_config(const GgufFile& file) {
              "attention.causal is false), is not supported: the model embeds texts and generates none");
     c.n_vocab = read_vocab(file);
     c.n_layers = int(file.integer(prefix + "block_count", 1, 4096));
-    c.n_unread_layers = read_unread_layers(file, prefix, c.n_layers);
-    c.n_layers -= c.n_unread_layers;
+    c.n_mtp_layers = read_mtp_layers(file, prefix, c.n_layers);
+    c.n_layers -= c.n_mtp_layers;
     c.d_model = int(file.integer(prefix + "embedding_length", 1, 1 << 20));
     c.n_heads = int(file.integer(prefix + "attention.head_count", 1, 1 << 14));
     if (!file.has(prefix + "attention.key_length") && c.d_model % c.n_heads)
@@ -221,7 +221,7 @@ ModelConfig read_config(const GgufFile& file) {
                       layer_eps = prefix + "attention.layer_norm_epsilon";
     const bool of_rms =
         c.architecture->norm == NormKind::rms ||
-        (file.has(rms_eps) && !file.has(layer_eps));  // as phimoe's files name that of LayerNorm
+        (file.has(rms_eps) && !file.has(layer_eps));  // phimoe's files use the RMS key for LayerNorm
     c.norm_eps = float(file.number(of_rms ? rms_eps : layer_eps));
     if (c.norm_eps < 0)
         fail(ErrorCode::format, file.path(), ": ", prefix, "the norm's epsilon is negative: ", c.norm_eps);
@@ -233,7 +233,7 @@ ModelConfig read_config(const GgufFile& file) {
         choose_ropes(file, prefix, read_rope(file, prefix, c), c);
     else
         for (LayerConfig& layer : c.layers) layer.rope = -1;
-    if (c.architecture->settle) c.architecture->settle(file, prefix, c);
+    if (c.architecture->configure) c.architecture->configure(file, prefix, c);
     require_sane(file, c);
     return c;
 }

@@ -15,7 +15,7 @@ namespace {
 
 const Rope kNoRope;
 
-/// What each layer keeps: nothing where it reads another's rows.
+/// What each layer stores: nothing where it reads another layer's rows.
 std::vector<LayerRows> rows_of(const std::vector<LayerChoice>& layers, const Decoder& decoder) {
     std::vector<LayerRows> rows;
     for (const LayerChoice& layer : layers) {
@@ -26,7 +26,7 @@ std::vector<LayerRows> rows_of(const std::vector<LayerChoice>& layers, const Dec
                         {},
                         config.window,
                         mode->regions(config),
-                        sparse && mode->has_values_of_all() && backend->on_host()});  // CUDA reads all
+                        sparse && mode->has_values_of_all() && backend->on_host()});  // CUDA reads all rows
         if (!layer.owns()) continue;
         rows.back().formats = mode->older_formats(config);
         rows.back().formats.insert(rows.back().formats.begin(), mode->format(config));
@@ -34,7 +34,7 @@ std::vector<LayerRows> rows_of(const std::vector<LayerChoice>& layers, const Dec
     return rows;
 }
 
-/// The n_batch tokens from `first` on. What comes before them in a sequence is stored by then.
+/// Up to n_batch tokens from `first` on. Rows of the tokens before them are stored already.
 Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
     const int64_t n = std::min(n_batch, batch.tokens.cols - first);
     if (n == batch.tokens.cols) return batch;
@@ -67,7 +67,8 @@ Batch chunk_of(const Batch& batch, int64_t first, int64_t n_batch) {
 
 }  // namespace
 
-// x = embed(tokens); layers; logits = norm(x) W_out. Layers that share rows go together, chunk by chunk.
+// x = embed(tokens), then the layers. Layers that share rows go through a chunk together, since written rows
+// live no longer than it.
 void Decoder::forward(const Part& part, const Batch& batch, Scratch& scratch, Tensor x,
                       const StepObserver& observer) const {
     const int64_t n = x.rows, n_batch = options_.n_batch;
@@ -75,7 +76,7 @@ void Decoder::forward(const Part& part, const Batch& batch, Scratch& scratch, Te
     for (const LayerSpan& span : part.spans) {
         const Scratch::Scope scope(scratch);
         StepState state{observer, {}};
-        take_dense_rows(span, scratch, state);
+        allocate_dense_rows(span, scratch, state);
         for (int64_t first = 0; first < n; first = next_chunk(first, n, n_batch, part.backend->dry())) {
             const Batch chunk = chunk_of(batch, first, n_batch);
             const Tensor rows = x.rows_of(first, chunk.tokens.cols);
@@ -93,7 +94,7 @@ void Decoder::forward(const Part& part, const Batch& batch, Scratch& scratch, Te
     }
 }
 
-void Decoder::take_dense_rows(const LayerSpan& span, Scratch& scratch, StepState& state) const {
+void Decoder::allocate_dense_rows(const LayerSpan& span, Scratch& scratch, StepState& state) const {
     for (int layer = span.begin; layer < span.end; ++layer) {
         const LayerChoice& choice = choices_.layers[layer];
         if (!choice.owns()) continue;
@@ -133,9 +134,9 @@ void Decoder::embed(const Batch& batch, Scratch& scratch, Tensor x) const {
     backend.add(x, p);
 }
 
-// x += attention(x), x += cross_attention(x) over encoder states, x += ffn(x); in parallel: x += attention(x)
-// + ffn(x). What attention and FFN add may be scaled. Then x += what the layer makes of embeddings of its
-// own, and x may be scaled.
+// x += attention(x), with an encoder x += cross_attention(x), x += ffn(x); with parallel residuals x +=
+// attention(x) + ffn(x). What is added may be scaled. Then per-layer embeddings and the layer's output scale,
+// where the model has them.
 void Decoder::add_layer(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x) const {
     Backend& backend = *part_of(layer).backend;
     const Scratch::Scope scope(scratch);
@@ -168,11 +169,11 @@ void Decoder::add_scaled(Backend& backend, Tensor x, Tensor out) const {
     backend.add(x, out);
 }
 
-// q = norm(clamp(x W_Q + b)), rotated, and other projections of x, which last longer: all one product. Of q
-// with a latent of its own the latent is one of them.
-std::vector<Tensor> Decoder::queries_and(Backend& backend, std::span<const Projection> others,
-                                         Scratch& lasting, const AttnWeights& w, const Rope& rope,
-                                         const AttnInput& in, Tensor x) const {
+// q = rope(norm(clamp(x W_Q + b))), and other projections of x into `lasting`, in one product that reads x
+// once. Where q is made of a latent (MLA), the product gives the latent and a second one q. Returns q first.
+std::vector<Tensor> Decoder::project_queries(Backend& backend, std::span<const Projection> others,
+                                             Scratch& lasting, const AttnWeights& w, const Rope& rope,
+                                             const AttnInput& in, Tensor x) const {
     const Tensor q = in.scratch.f32(x.rows, w.q.rows);
     std::vector<Product> products = {{w.q, w.q_bias, q}};
     if (w.q_a) products[0] = {w.q_a, {}, in.scratch.f32(x.rows, w.q_a.rows)};
@@ -197,7 +198,8 @@ void Decoder::store(const Written& written, const KvCache& cache, int layer, Ten
         part_of(layer).backend->store(written.planes[plane], cache.slots(layer, int(plane), slots));
 }
 
-// out = norm(norm(read(norm(x))) W_O), with the norms that there are. Until W_O, out holds the normed input.
+// out = post_norm(sub_norm(read(norm(x))) W_O), without the norms that a model does not have. `out` holds the
+// normed input until W_O.
 void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
                         Tensor out) const {
     const Part& part = part_of(layer);
@@ -212,16 +214,16 @@ void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch
 
     const Tensor heads = scratch.f32(x.rows, config.value_width());
     Scratch lasting = shared ? scratch.other_end() : scratch;
-    const int turn = config_.layers[layer].rope;
-    const Rope& of_queries = turn < 0 ? kNoRope : part.query_ropes[turn];
-    const Rope& of_keys = turn < 0 || !rotates_keys ? kNoRope : part.ropes[turn];
+    const int rope = config_.layers[layer].rope;
+    const Rope& query_rope = rope < 0 ? kNoRope : part.query_ropes[rope];
+    const Rope& key_rope = rope < 0 || !rotates_keys ? kNoRope : part.ropes[rope];
     const auto step = [&, &config = config](Scratch& of) {
-        return AttnInput{config, prepared, of_keys, batch.positions, group.sequences, batch.chunk, of};
+        return AttnInput{config, prepared, key_rope, batch.positions, group.sequences, batch.chunk, of};
     };
     const bool owns = owner == layer;
     const auto others = owns ? mode->projections(prepared) : std::vector<Projection>{};
     std::vector<Tensor> projected =
-        queries_and(backend, others, lasting, w.attn, of_queries, step(scratch), in);
+        project_queries(backend, others, lasting, w.attn, query_rope, step(scratch), in);
     const Tensor q = projected[0];
     auto& [dense, written] = state.owners[owner];
     if (owns) {
@@ -240,7 +242,7 @@ void Decoder::attention(int layer, const Batch& batch, StepState& state, Scratch
     norm(backend, config_, w.attn_post_norm, out, out);
 }
 
-// out = read(norm(x)) W_O over the rows of an encoder's output. Until W_O, out holds the normed input.
+// out = read(norm(x)) W_O over the encoder's output. `out` holds the normed input until W_O.
 void Decoder::cross_attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
                               Tensor out) const {
     Backend& backend = *part_of(layer).backend;
@@ -253,7 +255,7 @@ void Decoder::cross_attention(int layer, const Batch& batch, StepState& state, S
     const Tensor heads = scratch.f32(x.rows, config.q_width());
     const AttnInput step{config, *w.cross_prepared, kNoRope, batch.positions, batch.encoder_states, false,
                          scratch};
-    const Tensor q = queries_and(backend, {}, scratch, w.cross, kNoRope, step, in)[0];
+    const Tensor q = project_queries(backend, {}, scratch, w.cross, kNoRope, step, in)[0];
     DenseRows none;
     choice.mode->read(backend, {step, {}, {}, encoder_states_->rows(choice.owner), {}, none, q}, {}, heads);
     backend.linear(heads, w.cross.o, w.cross.o_bias, out);
@@ -288,7 +290,9 @@ void Decoder::store_encoder_states(Tensor states, Tensor slots, Scratch& scratch
     }
 }
 
-void Decoder::finish(Tensor x) const { norm(*parts_.back().backend, config_, weights_.output_norm, x, x); }
+void Decoder::final_norm(Tensor x) const {
+    norm(*parts_.back().backend, config_, weights_.output_norm, x, x);
+}
 
 void Decoder::logits(Tensor states, Tensor out) const {
     Backend& backend = *parts_.back().backend;

@@ -10,59 +10,61 @@
 
 namespace slimrt {
 
-/// Who watches a step from inside; what is not set is not called.
+/// Callbacks into a running step; those that are not set are not called.
 struct StepObserver {
-    /// Before each layer (of each chunk), with the share of the step that is done; may throw to abandon the
-    /// step, whose rows then count for nothing.
+    /// Before each layer (of each chunk), with the fraction of the step that is done, 0 to 1. May throw to
+    /// abandon the step; its rows are then discarded.
     std::function<void(double done)> progress;
-    /// Each layer's input [n, d_model] of one of its attentions, normed.
+    /// The normed input [n, d_model] of a layer's self-attention, and of its cross-attention.
     std::function<void(int layer, Tensor x)> attention_input, cross_input;
 
-    bool looks() const { return attention_input || cross_input; }
+    bool wants_inputs() const { return attention_input || cross_input; }
 };
 
 class Decoder {
   public:
-    /// Loads weights and allocates the cache, on dry backends too (then only counted), all of which file and
-    /// backends must outlive. shares: of all layers, the first ones' first. Throws Error{unsupported} where
-    /// layers that need each other would be on several.
+    /// Loads weights and allocates the cache; on dry backends memory is only counted. file and backends must
+    /// outlive the decoder. shares: how many layers each backend computes, in layer order. Throws
+    /// Error{unsupported} where layers that must be on one backend would be on several.
     Decoder(const GgufFile& file, const CacheOptions& options, std::span<const BackendLayers> shares,
             const ExtraTensors& extra = {});
 
-    /// Who computes what, in the order of layers. The first has what goes before them, the last one the head.
+    /// Which backend computes which layers, in layer order. The first part also embeds, the last has the
+    /// head.
     const std::vector<Part>& parts() const { return parts_; }
     const Part& part_of(int layer) const;
 
-    /// One step in the layers of a part: x [tokens, d_model], the residual stream before them (of the first
-    /// part nothing yet), becomes that after them, and the tokens' rows are in the cache. More than n_batch
-    /// tokens, which must be of one sequence, are computed layer by layer, in each layer n_batch at a time.
+    /// One step through the layers of a part: updates x [tokens, d_model], the residual stream, in place (the
+    /// first part writes the embeddings there) and stores the tokens' rows in the cache. More than n_batch
+    /// tokens must be of one sequence; each layer then takes them in chunks of n_batch.
     void forward(const Part& part, const Batch& batch, Scratch& scratch, Tensor x,
                  const StepObserver& observer) const;
-    /// The states [n, d_model] that the head reads: x normed in place; then its logits [n, n_vocab].
-    void finish(Tensor x) const;
+    /// The final norm, in place: x [n, d_model]. Then the head: normed states to out [n, n_vocab]; may scale
+    /// states in place.
+    void final_norm(Tensor x) const;
     void logits(Tensor states, Tensor out) const;
 
-    /// With an encoder: the rows that its output, states [n, d_model], leaves behind in each layer.
+    /// With an encoder: stores what cross-attention of each layer reads of its output, states [n, d_model].
     void store_encoder_states(Tensor states, Tensor slots, Scratch& scratch) const;
 
-    /// The most tokens of one sequence that a step takes. Where a mode makes K and V anew for many queries
-    /// that is far more than n_batch, so that each layer makes them once for all: 1024 or, if that is more, a
-    /// quarter of the context, since x is kept whole. Where rows age it is the context: a prompt is computed
-    /// over rows as they were written.
-    /// Such rows have no slots, unless a step adds no more than a block of them.
+    /// The most tokens of one sequence in a step. Modes that compute K and V again from stored rows for many
+    /// queries take far more than n_batch, so that each layer does it once: a quarter of the context, within
+    /// 1024 and 16384, since x is kept whole. Modes whose rows age take the whole context, so that a prompt
+    /// reads rows as they were written; its rows get no slots unless a step adds at most a block of them.
     StepLimits step_limits() const;
 
-    /// What a head of a layer gives rows of encoder states, [n, rows], before the softmax, for such an input.
+    /// Scaled scores of one cross-attention head before the softmax, out [n, rows of states], for the layer's
+    /// normed input x [n, d_model].
     void cross_scores(int layer, int head, Tensor x, const AttentionSequence& states, Scratch& scratch,
                       Tensor out) const;
 
     const ModelConfig& config() const { return config_; }
     const CacheOptions& options() const { return options_; }
     const std::vector<LayerChoice>& layers() const { return choices_.layers; }
-    /// A number for the folded tensors that rows of a layer are written with; 0 if there are none. Rows mean
-    /// nothing beside others.
+    /// Fingerprint of the folded tensors that a layer's rows are written with, 0 without any: rows can only
+    /// be read with the same tensors.
     uint64_t fold_of_rows(int layer) const;
-    /// Of cross-attention; none without an encoder.
+    /// Of cross-attention, by layer; empty without an encoder.
     const std::vector<LayerChoice>& cross() const { return choices_.cross; }
     KvCache& cache() { return *cache_; }
     /// Rows of encoder states; null without an encoder.
@@ -76,24 +78,24 @@ class Decoder {
 
   private:
     void embed(const Batch& batch, Scratch& scratch, Tensor x) const;
-    /// What an owner has for its readers: of a step, and of a chunk of it. By layer.
+    /// What readers of an owner's rows need: dense rows of the whole step, written rows of the current chunk.
     struct OwnerRows {
         DenseRows dense;
         Written written;
     };
     struct StepState {
         const StepObserver& observer;
-        std::map<int, OwnerRows> owners;
+        std::map<int, OwnerRows> owners;  // by layer
     };
 
-    void take_dense_rows(const LayerSpan& span, Scratch& scratch, StepState& state) const;
+    void allocate_dense_rows(const LayerSpan& span, Scratch& scratch, StepState& state) const;
     void add_layer(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x) const;
     void add_scaled(Backend& backend, Tensor x, Tensor out) const;
     void attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
                    Tensor out) const;
-    std::vector<Tensor> queries_and(Backend& backend, std::span<const Projection> others, Scratch& lasting,
-                                    const AttnWeights& w, const Rope& rope, const AttnInput& in,
-                                    Tensor x) const;
+    std::vector<Tensor> project_queries(Backend& backend, std::span<const Projection> others,
+                                        Scratch& lasting, const AttnWeights& w, const Rope& rope,
+                                        const AttnInput& in, Tensor x) const;
     void store(const Written& written, const KvCache& cache, int layer, Tensor slots) const;
     void cross_attention(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x,
                          Tensor out) const;

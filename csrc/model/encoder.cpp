@@ -25,7 +25,7 @@ int64_t Encoder::inputs_of(int64_t n) const {
 
 void Encoder::embed(Tensor ids, Tensor x) const { backend_.gather(weights_.token_embd, ids, x); }
 
-// A convolution is a product with the rows that its window covers, side by side.
+// A convolution is a product of its weight with unfolded windows (im2col).
 void Encoder::convolve(Tensor input, Scratch& scratch, Tensor x) const {
     const Scratch::Scope scope(scratch);
     const auto& convolutions = config_.architecture->convolutions;
@@ -61,7 +61,7 @@ void Encoder::convolve(Tensor input, Scratch& scratch, Tensor x) const {
 
 namespace {
 
-/// Rows of an input at neighbouring positions.
+/// Rows of an input at consecutive positions.
 struct Run {
     int64_t first, n, position;
 };
@@ -78,8 +78,8 @@ std::vector<Run> runs_of(int64_t first, std::span<const int32_t> positions) {
 
 }  // namespace
 
-// All rows of an input see each other. Attention takes neighbouring rows for neighbouring positions, which
-// holds within a run; so a call is of one run of each input, seen by every run from where its distance is.
+// Bidirectional attention. A call takes consecutive rows for consecutive positions, which holds within a run
+// only. So call i attends to run i of each input, and each run of queries is placed at its distance from it.
 Encoder::Calls Encoder::calls_of(std::span<const int64_t> lengths, std::span<const int32_t> positions) {
     Calls calls;
     int64_t first = 0;
@@ -102,7 +102,7 @@ Encoder::Calls Encoder::calls_of(std::span<const int64_t> lengths, std::span<con
     return calls;
 }
 
-// x += attention(norm(x)), x += ffn(norm(x)), norm(x).
+// In each layer x += attention(norm(x)), x += ffn(norm(x)); at the end norm(x).
 void Encoder::forward(std::span<const int64_t> lengths, std::span<const int32_t> positions, Scratch& scratch,
                       Tensor x, const Progress& progress) const {
     const Scratch::Scope scope(scratch);
@@ -146,7 +146,8 @@ void Encoder::attention(const LayerWeights& w, const Calls& calls, Tensor positi
                        .scale = c.scale,
                        .relative_bias = w.attn.relative_bias,
                        .relative_origin = (w.attn.relative_bias.cols - 1) / 2};
-    if (args.relative_bias) args.lse = scratch.f32(x.rows, c.n_heads);  // planned for, be there gaps or not
+    if (args.relative_bias)
+        args.lse = scratch.f32(x.rows, c.n_heads);  // always, so that the plan holds for inputs with gaps
     for (const auto& sequences : calls) {
         args.sequences = sequences;
         backend_.attention(args);

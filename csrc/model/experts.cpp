@@ -1,6 +1,5 @@
-// Layers with experts: a router takes some of them for each token (Shazeer et al., 2017; Jiang et al.,
-// "Mixtral of Experts"), and a network that every token takes may stand beside them (Dai et al.,
-// "DeepSeekMoE").
+// Mixture of experts: a router chooses experts for each token (Shazeer et al., 2017; Jiang et al., "Mixtral
+// of Experts"), beside which shared experts may take every token (Dai et al., "DeepSeekMoE").
 #include <algorithm>
 #include <cmath>
 
@@ -39,7 +38,7 @@ void read_router(const GgufFile& file, const std::string& prefix, ModelConfig& c
     if (function != usual) r.sigmoid = function == sigmoid;
     r.renormalised = file.boolean(prefix + "expert_weights_norm", r.renormalised);
     if (function == softmax_of_taken) {
-        r.renormalised = true;  // which is the same where probabilities decide nothing else
+        r.renormalised = true;  // the same, since without a choice bias nothing else reads the probabilities
         for (const auto& [name, tensor] : file.tensors())
             if (name.ends_with(kChoiceBias))
                 fail(ErrorCode::unsupported, file.path(), ": tensor '", name, "' beside ", key,
@@ -64,7 +63,7 @@ void load(TensorSource& file, const ModelConfig& c, const std::string& p, LayerW
     w.shared_weight = file.vector(p + "ffn_gate_inp_shexp.weight", d, Presence::optional);
 }
 
-/// out = what every token takes of x.
+/// out = the shared expert's result for x, by its gate where it has one.
 void run_shared(Backend& backend, const ModelConfig& c, const ExpertWeights& w, Scratch& scratch, Tensor x,
                 Tensor out) {
     const Tensor gate = scratch.f32(x.rows, c.d_ff_shared), up = scratch.f32(x.rows, c.d_ff_shared);

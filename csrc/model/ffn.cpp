@@ -22,7 +22,7 @@ void load(TensorSource& file, const ModelConfig& c, const std::string& p, LayerW
     l.down_bias = file.vector(p + "ffn_down.bias", c.d_model, arch.linear_bias);
 }
 
-/// W_down act(W_up x), gated or not.
+/// out = W_down act(W_up x), or W_down (act(W_gate x) * W_up x) where there is a gate.
 void run(Backend& backend, const ModelConfig& config, const LayerWeights& w, Scratch& scratch, Tensor,
          Tensor x, Tensor out) {
     const Tensor up = scratch.f32(x.rows, w.up.rows);

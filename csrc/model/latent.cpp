@@ -14,8 +14,8 @@ void read_latent(const GgufFile& file, const std::string& prefix, ModelConfig& c
     };
     c.latent = int(file.integer(p + "kv_lora_rank", 1, 1 << 16));
     c.q_latent = int(file.integer(p + "q_lora_rank", 0, 1 << 16, 0));
-    // With the keys for MLA, key_length and value_length are those of rows: one head, whose values are a
-    // part.
+    // Where a file has the _mla keys, the others describe the absorbed form: one KV head whose rows are
+    // latents.
     const int usual = std::max(1, c.d_model / c.n_heads);
     const int head_dim = size("key_length_mla", size("key_length", usual));
     c.value_dim = size("value_length_mla", size("value_length", usual));

@@ -5,7 +5,7 @@
 namespace slimrt {
 
 Tensor norm(Backend& backend, const ModelConfig& config, const Norm& w, Tensor x, Tensor out) {
-    if (!w.there) return x;
+    if (!w.present) return x;
     backend.norm(config.architecture->norm, x, w.weight, w.bias, config.norm_eps, out);
     return out;
 }

@@ -5,10 +5,10 @@
 
 namespace slimrt {
 
-/// Returns out, the normed x; or x where there is no such norm.
+/// Writes norm(x) to out and returns it; without such a norm returns x.
 Tensor norm(Backend& backend, const ModelConfig& config, const Norm& w, Tensor x, Tensor out);
 
-/// out = norm(ffn(norm(x))), with the norms that there are and the architecture's Ffn.
+/// out = post_norm(ffn(norm(x))) by the architecture's Ffn, without the norms that a model does not have.
 void feed_forward(Backend& backend, const ModelConfig& config, const LayerWeights& w, Scratch& scratch,
                   Tensor x, Tensor out);
 

@@ -11,7 +11,7 @@ namespace slimrt {
 void load_layer_embeddings(TensorSource& file, const ModelConfig& c, Weights& w) {
     const int64_t width = c.d_layer_embd, all = width * c.n_layers;
     if (!width) return;
-    w.layer_embd =  // of which columns are read
+    w.layer_embd =  // part 1: rows that are read by columns cannot be interleaved
         file.matrix("per_layer_token_embd.weight", c.n_vocab, all, Presence::required, 1);
     w.layer_embd_proj = file.matrix("per_layer_model_proj.weight", all, c.d_model, Presence::required, width);
     w.layer_embd_norm = {file.vector("per_layer_proj_norm.weight", width, Presence::required), {}, true};

@@ -1,5 +1,4 @@
-// Where layers of one model differ: what they see, how positions turn their q and k, how many heads of which
-// width they keep rows of.
+// How layers of one model differ: window, RoPE, number and width of KV heads.
 #include <algorithm>
 
 #include "core/error.h"
@@ -11,7 +10,7 @@
 namespace slimrt {
 namespace {
 
-/// A key's array with a number or a truth for each layer, if it has one.
+/// A key's array of a number or boolean for each layer; nullopt where the key has no array.
 std::optional<std::vector<int64_t>> numbers_by_layer(const GgufFile& file, const std::string& key,
                                                      int n_layers, int64_t most) {
     const auto it = file.metadata().find(key);
@@ -31,7 +30,7 @@ std::optional<std::vector<int64_t>> numbers_by_layer(const GgufFile& file, const
     return numbers;
 }
 
-/// The window of each layer. The file's pattern holds, and the architecture's where it has none.
+/// The window of each layer, by the file's pattern, else by the architecture's.
 void read_windows(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     const int64_t window = file.integer(prefix + "attention.sliding_window", 0, 1 << 30, 0);
     if (!c.architecture->sliding_window && window > 0 && window < c.n_ctx_train)
@@ -46,7 +45,7 @@ void read_windows(const GgufFile& file, const std::string& prefix, ModelConfig& 
         if (each ? (*each)[i] : period == 0 || (i + 1) % period) c.layers[i].window = window;
 }
 
-/// Heads: of all layers, or with a window others.
+/// KV heads and head_dim of each layer; layers with a window may have another head_dim.
 void read_heads(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     const std::string key = prefix + "attention.head_count_kv";
     const auto each = numbers_by_layer(file, key, c.n_layers, c.n_heads);
@@ -81,7 +80,7 @@ void read_networks(const GgufFile& file, const std::string& prefix, ModelConfig&
     const std::string key = prefix + "feed_forward_length",
                       of_experts = prefix + "expert_feed_forward_length";
     const auto each = numbers_by_layer(file, key, c.n_layers, 1 << 22);
-    const bool said = file.has(key) || !file.has(of_experts);  // no key is needed where no layer is dense
+    const bool said = file.has(key) || !file.has(of_experts);  // may be missing where all layers have experts
     const int64_t all = each ? 0 : file.integer(said ? key : of_experts, 1, 1 << 22);
     for (int i = 0; i < c.n_layers; ++i) {
         c.layers[i].d_ff = int(each ? (*each)[i] : all);
@@ -104,7 +103,7 @@ RopeConfig rope_of_windows(const GgufFile& file, const std::string& prefix, cons
     return rope;
 }
 
-/// Of a model whose layers have one RoPE, where the file says that those with a window have another.
+/// For a model with one RoPE: refuses a file that gives layers with a window another.
 void refuse_rope_of_windows(const GgufFile& file, const std::string& prefix, const RopeConfig& rope) {
     const std::string base = prefix + "rope.freq_base_swa", n_rot = prefix + "rope.dimension_count_swa";
     if (file.number(base, rope.base) != rope.base || file.number(n_rot, rope.n_rot) != rope.n_rot)

@@ -6,6 +6,7 @@
 namespace slimrt {
 namespace {
 
+/// A layer that reads an owner's rows joins the spans from that owner on.
 std::vector<LayerSpan> spans_of(const std::vector<LayerChoice>& layers) {
     std::vector<LayerSpan> spans;
     for (const LayerChoice& layer : layers) {
@@ -16,12 +17,12 @@ std::vector<LayerSpan> spans_of(const std::vector<LayerChoice>& layers) {
 }
 
 Rope load_rope(Part& part, const ModelConfig& config, const RopeFrequencies& frequencies, int64_t n) {
-    const int n_rot = 2 * (frequencies.unturned + int(frequencies.pairs.size()));
+    const int n_rot = 2 * (frequencies.unrotated + int(frequencies.pairs.size()));
     Backend& backend = *part.backend;
     part.tables.push_back(backend.alloc(MemoryKind::derived, n * n_rot * sizeof(float), "RoPE table"));
     const Tensor table(part.tables.back().data.get(), DType::F32, n, n_rot);
     if (!backend.dry()) backend.upload(table, frequencies.table(n).data(), table.bytes());
-    const int first = config.latent ? config.head_dim - n_rot : 0;  // the last columns rotate
+    const int first = config.latent ? config.head_dim - n_rot : 0;  // MLA rotates the last columns of a head
     return {table, n_rot, config.architecture->positions == Positions::rope_interleaved, first};
 }
 
@@ -50,10 +51,10 @@ void load_ropes(Part& part, const ModelConfig& config, const GgufFile& file, int
     for (const RopeConfig& rope : config.ropes) {
         RopeFrequencies frequencies = rope_frequencies(config, rope, file, n_ctx);
         part.ropes.push_back(load_rope(part, config, frequencies, n));
-        frequencies.growth = config.query_growth;
-        frequencies.growth_length = config.query_growth_length;
-        if (config.latent) frequencies.unturned = (config.head_dim - rope.n_rot) / 2;
-        const bool others = frequencies.growth;
+        frequencies.temperature_scale = config.temperature_scale;
+        frequencies.temperature_length = config.temperature_length;
+        if (config.latent) frequencies.unrotated = (config.head_dim - rope.n_rot) / 2;
+        const bool others = frequencies.temperature_scale;
         part.query_ropes.push_back(others ? load_rope(part, config, frequencies, n) : part.ropes.back());
     }
 }

@@ -1,5 +1,5 @@
-// Models that are asked for and not run, each with the reason. By the names of GGUF's architectures and of
-// Hugging Face's model types.
+// Architectures that are known and not supported, each with the reason: GGUF's names and Hugging Face's model
+// types.
 #include <vector>
 
 #include "model/architecture.h"

@@ -10,12 +10,12 @@
 namespace slimrt {
 namespace {
 
-/// Frequency of pair i before any per-pair factor.
+/// Frequency of pair i before any per-pair factor, in radians a position.
 double frequency(const RopeConfig& r, int i) { return std::pow(r.base, -2.0 * i / r.n_rot); }
 
 /// YaRN (Peng et al. 2023, section 3.2): low frequencies are interpolated, high ones kept, a ramp between.
 double yarn_frequency(const RopeConfig& r, bool whole_ramp, int i) {
-    auto pair_of = [&](double rotations) {  // the pair that makes that many turns over the original context
+    auto pair_of = [&](double rotations) {  // index of the pair with so many rotations over n_ctx_orig
         return r.n_rot * std::log(r.n_ctx_orig / (rotations * 2 * std::numbers::pi)) / (2 * std::log(r.base));
     };
     const double first = pair_of(r.beta_fast), last = pair_of(r.beta_slow);
@@ -25,7 +25,7 @@ double yarn_frequency(const RopeConfig& r, bool whole_ramp, int i) {
     return frequency(r, i) * (interpolated / r.factor + 1 - interpolated);
 }
 
-/// Per-pair divisors that come as a tensor (llama3, longrope); empty when there is none.
+/// Divisors of the pairs' frequencies, from a tensor (llama3, longrope); empty without one.
 std::vector<float> pair_factors(const RopeConfig& r, const GgufFile& file, int64_t n_ctx) {
     if (!r.pair_factors) return {};
     const bool is_long = n_ctx > r.n_ctx_orig;
@@ -44,8 +44,8 @@ std::vector<float> pair_factors(const RopeConfig& r, const GgufFile& file, int64
     return {t.f32(), t.f32() + r.n_rot / 2};
 }
 
-/// What cos and sin are multiplied with: attn_factor. YaRN: times 1 + 0.1 ln s, as in llama.cpp; longrope
-/// that does not say it: sqrt(1 + ln s / ln n_ctx_orig) for the stretch s of the context (Phi-3).
+/// The factor of cos and sin: attn_factor, in YaRN times 1 + 0.1 ln(factor) as in llama.cpp. longrope without
+/// attn_factor: sqrt(1 + ln s / ln n_ctx_orig), s = n_ctx_train / n_ctx_orig (Phi-3).
 double magnitude(const RopeConfig& r, int64_t n_ctx_train) {
     const double said = r.attn_factor ? r.attn_factor : 1;
     if (r.scaling == RopeScaling::yarn) return said * (1 + 0.1 * std::log(std::max(r.factor, 1.0)));
@@ -76,10 +76,10 @@ RopeFrequencies rope_frequencies(const ModelConfig& c, const RopeConfig& r, cons
 
 std::vector<float> RopeFrequencies::table(int64_t n_ctx) const {
     std::vector<float> out;
-    out.reserve(n_ctx * 2 * (unturned + pairs.size()));
+    out.reserve(n_ctx * 2 * (unrotated + pairs.size()));
     for (int64_t p = 0; p < n_ctx; ++p) {
-        const double grown = 1 + growth * std::log1p(double(p / growth_length));
-        for (int i = 0; i < unturned; ++i) {
+        const double grown = 1 + temperature_scale * std::log1p(double(p / temperature_length));
+        for (int i = 0; i < unrotated; ++i) {
             out.push_back(float(grown));
             out.push_back(0);
         }

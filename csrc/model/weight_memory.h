@@ -1,4 +1,4 @@
-// Where the tensors of a model are kept: in the mapped file, or in memory of the backend.
+// Where a model's tensors are kept: in the mapped file, or in the backend's memory.
 #pragma once
 
 #include <functional>
@@ -8,30 +8,30 @@
 
 namespace slimrt {
 
-/// The type in which a matrix of a file is held on a backend that multiplies `native` ones: on the CPU rows
-/// side by side if `together` of them, which are used at once, are whole sixteens; else as in the file, else
-/// another type that holds the same, or f16. Tokens' rows beside an output of their own, which are only
-/// looked up, stay as they are where the backend can.
+/// The type in which a backend holds a matrix of the file; native: whether it multiplies a type. On the CPU
+/// the interleaved type if `together`, the rows that are used at once, is a multiple of 16; else the file's
+/// type, else another that holds the same numbers, else f16. A token embedding that is not the output, too,
+/// is only looked up and stays as it is where the backend can read it.
 DType held_type(const GgufFile& file, const std::string& name, int64_t together,
                 const std::function<bool(DType)>& native);
 
-/// What it allocates the weights own.
+/// Places tensors in memory; the weights own what it allocates.
 class WeightMemory {
   public:
     WeightMemory(Backend& backend, Weights& weights) : backend_(&backend), w_(weights) {}
-    /// What follows is kept for this backend.
+    /// Tensors that follow are kept for this backend.
     void set_backend(Backend& backend) { backend_ = &backend; }
 
-    /// Where the file is mapped; on a device a copy.
+    /// The tensor in the mapped file; on a device, a copy.
     Tensor in_place(const Tensor& t);
-    /// As held_type() says.
+    /// The tensor in dtype, its held_type().
     Tensor hold(const std::string& name, const Tensor& t, DType dtype);
     Tensor own(DType dtype, int64_t rows, int64_t cols, MemoryKind kind, const std::string& name);
-    /// A few rows at a time: raw, as f32, as they are kept.
+    /// Converted by way of f32, a few rows at a time.
     Tensor unpacked(const std::string& name, const Tensor& t, DType dtype);
 
   private:
-    /// The same bits, 16 rows side by side.
+    /// The same bits, 16 rows interleaved.
     Tensor interleaved(const std::string& name, const Tensor& t, DType dtype);
     /// The same numbers in another type.
     Tensor repacked(const std::string& name, const Tensor& t, DType dtype);

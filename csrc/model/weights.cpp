@@ -84,7 +84,8 @@ class Loader final : public TensorSource {
 
     bool encoder_decoder() const { return arch_.encoder != EncoderKind::none; }
 
-    /// What a layer's mode makes of the weights in which its rows are written and read, and of its bias.
+    /// What a layer's mode derives from the weights; a reader gets its owner's. Folds V's bias into the
+    /// output's where rows do not hold it.
     std::shared_ptr<const Prepared> prepare(const LayerChoice& choice, AttnWeights LayerWeights::* part) {
         const AttnConfig& c = choice.config;
         AttnWeights& w = w_.layers[c.layer].*part;
@@ -96,7 +97,7 @@ class Loader final : public TensorSource {
         return choice.mode->prepare(*backend_, {c, w, folded, encoder_channel_sizes_});
     }
 
-    /// From the file or the caller, or none.
+    /// A folded tensor from the file or the caller; none where it is optional and missing.
     Tensor load_fold(int layer, const Fold& fold) {
         const auto& [suffix, rows, cols, required, planned] = fold;
         const std::string name = block_prefix(c_, layer) + suffix;
@@ -116,8 +117,8 @@ class Loader final : public TensorSource {
         return out;
     }
 
-    /// About how large each channel of the encoder's output is: of its last norm's weight and bias. On a dry
-    /// backend ones.
+    /// Approximate size of each channel of the encoder's output, by its last norm's weight and bias; ones on
+    /// a dry backend.
     std::vector<float> encoder_channel_sizes() {
         const Norm& last = w_.encoder.output_norm;
         std::vector<float> sizes(c_.d_model, 1), bias(c_.d_model, 0);
@@ -164,8 +165,8 @@ class Loader final : public TensorSource {
         encoder_channel_sizes_ = encoder_channel_sizes();
     }
 
-    /// The first layer's serves the others, where they have none. Expanded from buckets to distances, so that
-    /// the biases of neighbouring rows are neighbours.
+    /// Layers without a table use the first layer's. Expanded from buckets to distances, so that the biases
+    /// of neighbouring rows are neighbours in memory.
     void load_relative_bias(const std::string& part, int64_t n, bool causal,
                             std::vector<LayerWeights>& layers) {
         const int64_t n_distances = causal ? n : 2 * n - 1;
@@ -193,7 +194,7 @@ class Loader final : public TensorSource {
         }
     }
 
-    /// One table for all layers of a backend, as load_relative_bias() makes them.
+    /// A table as of load_relative_bias(), one for all layers of a backend.
     void load_alibi(int64_t n) {
         for (int layer = 0; layer < c_.n_layers; ++layer) {
             const bool first = layer == 0 || backends_[layer] != backends_[layer - 1];
@@ -286,7 +287,7 @@ class Loader final : public TensorSource {
         }
     }
 
-    /// One weight for all heads, where each is normed by itself.
+    /// With a norm of each head, all heads share its weight.
     Tensor qk_norm(const std::string& name, int64_t width) {
         return vector(name, width, arch_.qk_norm == QkNorm::none ? Presence::never : Presence::required);
     }
@@ -294,12 +295,12 @@ class Loader final : public TensorSource {
     void load_output(const AttnConfig& c, const std::string& p, AttnWeights& a) {
         const std::string o = p + (encoder_decoder() ? "_o" : "_output");
         a.o = matrix(o + ".weight", c_.d_model, c.value_width());
-        // Any architecture may have one here: converting folds the V bias into it.
+        // Optional in any architecture: converting folds V's bias into it.
         const bool required = arch_.linear_bias == Presence::required && arch_.attn_output_bias;
         a.o_bias = vector(o + ".bias", c_.d_model, required ? Presence::required : Presence::optional);
     }
 
-    /// Of a layer that reads another's rows: no file needs its K and V, and one that has them is not refused.
+    /// For a layer that reads another's rows: it needs no K and V, and a file that has them is not refused.
     void load_q(const AttnConfig& c, const std::string& block, AttnWeights& a) {
         const std::string p = block + "attn";
         const int64_t q = c.q_width(), all = q + 2 * c.kv_width();
@@ -343,7 +344,7 @@ class Loader final : public TensorSource {
                  "], expected [", rows, ", ", cols, "] from the metadata");
     }
 
-    /// Of all modes, which may be others than those in use.
+    /// Folded tensors of all modes: a file may hold those of modes that are not in use.
     std::set<std::string> fold_names() const {
         std::set<std::string> names;
         for (int layer = 0; layer < c_.n_layers; ++layer)
@@ -354,20 +355,20 @@ class Loader final : public TensorSource {
         return names;
     }
 
-    /// Of a layer that does not run.
-    bool is_unread(const std::string& name) const {
-        for (int layer = c_.n_layers; layer < c_.n_layers + c_.n_unread_layers; ++layer)
+    /// Whether a tensor is of an MTP layer.
+    bool is_mtp(const std::string& name) const {
+        for (int layer = c_.n_layers; layer < c_.n_layers + c_.n_mtp_layers; ++layer)
             if (name.starts_with(block_prefix(c_, layer))) return true;
         return false;
     }
 
-    /// A tensor we would not use may change what the model computes: say so instead of ignoring it.
+    /// A tensor that is ignored might change what the model computes.
     void refuse_unused() const {
         const std::set<std::string> folds = fold_names();
         for (const auto& [name, tensor] : file_.tensors()) {
             const bool known = used_.count(name) || folds.count(name) || name.starts_with("rope_") ||
                                name.ends_with(".attn_rot_embd") || name.starts_with("slimrt.") ||
-                               is_unread(name);
+                               is_mtp(name);
             if (!known)
                 fail(ErrorCode::unsupported, file_.path(), ": tensor '", name,
                      "' is not part of architecture '", arch_.name, "' as slimrt knows it");
@@ -377,8 +378,8 @@ class Loader final : public TensorSource {
     const GgufFile& file_;
     const ModelConfig& c_;
     const Architecture& arch_;
-    std::span<Backend* const> backends_;  // of each layer
-    Backend* backend_;                    // of what is loaded now
+    std::span<Backend* const> backends_;  // by layer
+    Backend* backend_;                    // of the tensors that are loaded now
     const ExtraTensors& extra_;
     int64_t n_source_;
     std::vector<float> encoder_channel_sizes_;  // with an encoder

@@ -1,4 +1,4 @@
-// The tensors of a model, checked: each is required, declared optional, or refused by name.
+// The tensors of a model: each is required or optional, and any other in the file is refused by name.
 #pragma once
 
 #include <map>
@@ -14,17 +14,18 @@ namespace slimrt {
 
 struct Norm {
     Tensor weight, bias;  // or none
-    bool there = false;
+    bool present = false;
 };
 
 /// Of a layer with experts.
 struct ExpertWeights {
-    Tensor router;                    // [experts, d_model]
-    Tensor router_bias, choice_bias;  // [1, experts], or none
+    Tensor router;  // [experts, d_model]
+    Tensor router_bias,
+        choice_bias;  // [1, experts], or none; choice_bias counts for the choice of experts alone
     Experts experts;
-    Tensor shared_gate, shared_up, shared_down;  // what every token takes, or none
-    Tensor shared_weight;                        // [1, d_model]: gives the logit of its share, or none
-    // With norms of their own, beside a dense network: of what the router and the experts read, of both
+    Tensor shared_gate, shared_up, shared_down;  // the shared expert, or none
+    Tensor shared_weight;                        // [1, d_model]: its gate sigmoid(x w), or none
+    // Of experts beside a dense network (Gemma 4): norms of the router's and the experts' input and of both
     // results.
     Norm router_norm, norm, post_norm, dense_post_norm;
 };
@@ -32,16 +33,16 @@ struct ExpertWeights {
 struct LayerWeights {
     Norm attn_norm, cross_norm, ffn_norm;  // of the inputs, or none
     Norm attn_post_norm, ffn_post_norm;    // of the outputs, or none
-    Norm attn_sub_norm, ffn_sub_norm;      // of what W_O and down read, or none
+    Norm attn_sub_norm, ffn_sub_norm;      // of the inputs of W_O and W_down, or none
     AttnWeights attn, cross;               // cross: with an encoder
-    /// What their modes made of them; of a decoder. Layers that share rows share what reads them.
+    /// What cache modes derived from attn and cross, in a decoder. Readers of rows have their owner's.
     std::shared_ptr<const Prepared> attn_prepared, cross_prepared;
     Tensor gate, up, down;
     Tensor gate_bias, up_bias, down_bias;
     ExpertWeights experts;
     float output_scale = 1;       // of the layer's output
-    int d_ff = 0;                 // of a dense network
-    Tensor embd_gate, embd_proj;  // of embeddings of its own, or none
+    int d_ff = 0;                 // width of a dense network
+    Tensor embd_gate, embd_proj;  // per-layer embeddings, or none
     Norm embd_post_norm;
 };
 
@@ -59,32 +60,31 @@ struct EncoderWeights {
 
 struct Weights {
     Tensor token_embd, position_embd, output, output_bias;
-    float output_scale = 1;  // of what the head reads
+    float output_scale = 1;  // of the head's input
     Norm token_embd_norm, output_norm;
-    Tensor layer_embd, layer_embd_proj;  // of embeddings that layers have of their own, side by side; or none
+    Tensor layer_embd, layer_embd_proj;  // per-layer embeddings, the layers side by side; or none
     Norm layer_embd_norm;
     std::vector<LayerWeights> layers;
     EncoderWeights encoder;
-    std::vector<Buffer> owned;                  // what could not be used in place
-    std::map<const Backend*, uint64_t> mapped;  // bytes that each reads in place from the file
+    std::vector<Buffer> owned;                  // memory of tensors that are not used in place
+    std::map<const Backend*, uint64_t> mapped;  // bytes that each backend reads in place from the file
 };
 
-/// Tensors a caller brings along, by name: float32 [rows, cols] that must outlive the loading.
+/// Tensors that a caller adds to the file's, by name: float32 [rows, cols], which must outlive the loading.
 using ExtraTensors = std::map<std::string, Tensor>;
 
 struct CacheChoices;
 
-/// One layer's attention as a cache mode sees it, but for what depends on the mode. cross: over an encoder's
-/// rows, which have no positions.
+/// The AttnConfig of a layer, but for what depends on the cache mode. cross: of its cross-attention, which
+/// has no positions.
 AttnConfig attention_config(const ModelConfig& config, int layer, bool cross = false);
 
-/// What the tensors of a decoder's layer begin with: "blk.0.", or "dec.blk.0." with an encoder.
+/// How the names of a decoder layer's tensors begin: "blk.0.", or "dec.blk.0." with an encoder.
 std::string block_prefix(const ModelConfig& config, int layer);
 
-/// Reads weights in place where the backend multiplies with their type, else unpacks them to f16 (norms and
-/// biases to f32), and prepares each layer for its modes. backends: of each layer; the first one's has what
-/// goes before the layers, the last one's the head. Throws Error{format} for a missing or misshapen tensor,
-/// Error{unsupported} for one nobody asked for.
+/// Loads all tensors, each as its held_type() (norms and biases as f32), and prepares each layer for its
+/// cache modes. backends: of each layer; the first also has the embedding, the last the head. Throws
+/// Error{format} for a missing or misshapen tensor, Error{unsupported} for one that the model does not use.
 Weights load_weights(const GgufFile& file, const ModelConfig& config, std::span<Backend* const> backends,
                      const CacheChoices& choices, const ExtraTensors& extra);
 

@@ -1,6 +1,6 @@
-// BitNet b1.58: Llama with norms of what W_O and the down projection read too, and unpermuted RoPE. Its
-// matrices are ternary, times a scale, in files of any type; slimrt.activation says where the gate is ReLU
-// squared (2B-4T).
+// BitNet b1.58: Llama with norms of the inputs of W_O and of the down projection, and unpermuted RoPE. Its
+// matrices are ternary times a scale, stored in any type; slimrt.activation says where the gate is squared
+// ReLU (2B-4T).
 #include "model/arch/arch.h"
 
 namespace slimrt {

@@ -1,4 +1,4 @@
-// BLOOM: ALiBi in place of positions, a LayerNorm of the embedding, biases everywhere, a plain GELU FFN.
+// BLOOM: ALiBi, a LayerNorm of the embedding, biases everywhere, an ungated GELU FFN.
 #include "model/arch/arch.h"
 
 namespace slimrt {

@@ -1,5 +1,5 @@
-// Command R7B and Command A: Command R, of which three of four layers see a window; the others know no
-// positions.
+// Command R7B and Command A: Command R with a sliding window in three of four layers; the others have no
+// position encoding (NoPE).
 #include "model/arch/arch.h"
 #include "model/config.h"
 
@@ -13,8 +13,8 @@ const Architecture cohere2 = {
     .parallel_residual = true,
     .sliding_window = true,
     .layers = {.full_period = 4, .window_rope = WindowRope::only},
-    .settle = [](const GgufFile& file, const std::string& prefix,
-                 ModelConfig& c) { c.output_scale = float(file.number(prefix + "logit_scale")); },
+    .configure = [](const GgufFile& file, const std::string& prefix,
+                    ModelConfig& c) { c.output_scale = float(file.number(prefix + "logit_scale")); },
 };
 
 }  // namespace slimrt

@@ -1,5 +1,5 @@
-// Command R and Aya 23: one LayerNorm without bias for attention and FFN, which are in parallel; unpermuted
-// interleaved RoPE, scaled logits. Command R+ has LayerNorms of each head of q and k besides.
+// Command R and Aya 23: attention and FFN in parallel, both of one LayerNorm without bias; interleaved RoPE,
+// scaled logits. Command R+ also has LayerNorms of each head of q and k.
 #include "core/error.h"
 #include "model/arch/arch.h"
 #include "model/config.h"
@@ -7,7 +7,7 @@
 namespace slimrt {
 namespace {
 
-void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+void configure(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     if (file.tensors().count("blk.0.attn_q_norm.weight"))
         fail(ErrorCode::unsupported, file.path(), ": Command R+'s LayerNorms of each head of q and k ",
              "(attn_q_norm, attn_k_norm) are not supported");
@@ -22,7 +22,7 @@ const Architecture command_r = {
     .norm_bias = false,
     .norms = Norms::shared,
     .parallel_residual = true,
-    .settle = settle,
+    .configure = configure,
 };
 
 }  // namespace slimrt

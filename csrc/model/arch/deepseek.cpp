@@ -1,5 +1,5 @@
-// DeepSeek-MoE (V1), and what DeepSeek-VL2-tiny's text is: Llama, whose first layers are dense, then experts,
-// and a network beside them that every token takes whole.
+// DeepSeek-MoE (V1) and the text part of DeepSeek-VL2-tiny: Llama with dense first layers, then experts
+// and shared experts.
 #include "model/arch/arch.h"
 
 namespace slimrt {

@@ -1,5 +1,5 @@
-// DeepSeek-V2 and relatives: latent attention (MLA); the first layers dense, then experts and a network that
-// every token takes. Mistral's (Small 4, Large 3) have q that grow with their position, too.
+// DeepSeek-V2 and relatives: latent attention (MLA); dense first layers, then experts and shared experts.
+// Mistral's (Small 4, Large 3) also scale q by position.
 #include <algorithm>
 #include <cmath>
 
@@ -10,10 +10,10 @@
 namespace slimrt {
 namespace {
 
-/// Under YaRN scores are scaled in place of what rotates, by what the file says: where it does not, others
-/// scale what rotates, or both.
-void settle(const GgufFile& file, const std::string& prefix, double growth, ModelConfig& c) {
-    read_query_growth(file, prefix, growth, c);
+/// Under YaRN DeepSeek scales scores (by mscale squared) and not cos and sin: attn_factor cancels
+/// magnitude(). A file must say mscale, and attn_factor is refused: without these rules programs differ.
+void configure(const GgufFile& file, const std::string& prefix, double scale, ModelConfig& c) {
+    read_temperature(file, prefix, scale, c);
     RopeConfig& rope = c.ropes[0];
     if (rope.scaling != RopeScaling::yarn) return;
     const double stretch = std::log(std::max(rope.factor, 1.0));
@@ -25,7 +25,8 @@ void settle(const GgufFile& file, const std::string& prefix, double growth, Mode
     rope.attn_factor = 1 / (1 + 0.1 * stretch);
 }
 
-constexpr double kGrowthOfMistral4 = 0.1f;  // as published; files converted from Hugging Face's leave it out
+constexpr double kMistral4TemperatureScale =
+    0.1f;  // as published; files converted from Hugging Face's lack it
 
 }  // namespace
 
@@ -34,8 +35,8 @@ const Architecture deepseek2 = {
     .partial_rotary = true,
     .ffn = &expert_ffn,
     .latent = true,
-    .settle = [](const GgufFile& file, const std::string& prefix,
-                 ModelConfig& c) { settle(file, prefix, 0, c); },
+    .configure = [](const GgufFile& file, const std::string& prefix,
+                    ModelConfig& c) { configure(file, prefix, 0, c); },
 };
 
 const Architecture mistral4 = {
@@ -43,8 +44,8 @@ const Architecture mistral4 = {
     .partial_rotary = true,
     .ffn = &expert_ffn,
     .latent = true,
-    .settle = [](const GgufFile& file, const std::string& prefix,
-                 ModelConfig& c) { settle(file, prefix, kGrowthOfMistral4, c); },
+    .configure = [](const GgufFile& file, const std::string& prefix,
+                    ModelConfig& c) { configure(file, prefix, kMistral4TemperatureScale, c); },
 };
 
 }  // namespace slimrt

@@ -1,5 +1,5 @@
-// EXAONE 4: norms after attention and FFN, RMS norms of each q and k head; of the 32B model three of four
-// layers see a window, and the others know no positions.
+// EXAONE 4: norms after attention and FFN, RMS norms of each q and k head; in the 32B model three of four
+// layers have a sliding window, and the others no position encoding (NoPE).
 #include "model/arch/arch.h"
 
 namespace slimrt {

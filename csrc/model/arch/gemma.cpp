@@ -13,8 +13,8 @@ const Architecture gemma = {
     .name = "gemma",
     .positions = Positions::rope_neox,
     .activation = Activation::gelu_tanh,
-    .settle = [](const GgufFile&, const std::string&,
-                 ModelConfig& c) { c.embedding_scale = std::sqrt(float(c.d_model)); },
+    .configure = [](const GgufFile&, const std::string&,
+                    ModelConfig& c) { c.embedding_scale = std::sqrt(float(c.d_model)); },
 };
 
 void scale_gemma(const GgufFile& file, const std::string& prefix, int layers_of_27b, ModelConfig& c) {

@@ -1,5 +1,5 @@
-// Gemma 2: Gemma with norms of the outputs of attention and FFN too, scores and logits that are capped, and a
-// window in every other layer. Files hold 1 + w of each norm.
+// Gemma 2: Gemma with norms of the outputs of attention and FFN too, soft caps of scores and logits, and a
+// sliding window in every other layer. Files hold 1 + w of each norm.
 #include "model/arch/arch.h"
 #include "model/arch/gemma.h"
 #include "model/config.h"
@@ -7,8 +7,8 @@
 namespace slimrt {
 namespace {
 
-/// Files of the first days lack what the model cannot do without: they are refused.
-void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+/// The first files lack keys that the model needs: they are refused.
+void configure(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping", "attention.sliding_window"})
         file.number(prefix + key);
     scale_gemma(file, prefix, 46, c);
@@ -23,7 +23,7 @@ const Architecture gemma2 = {
     .activation = Activation::gelu_tanh,
     .sliding_window = true,
     .layers = {.full_period = 2},
-    .settle = settle,
+    .configure = configure,
 };
 
 }  // namespace slimrt

@@ -1,5 +1,5 @@
 // Gemma 3 (text): Gemma with RMS norms of each q and k head and of the outputs of attention and FFN; five of
-// six layers see a window, in which RoPE has a base of its own. Files hold 1 + w of each norm.
+// six layers have a sliding window and another base of RoPE. Files hold 1 + w of each norm.
 #include "model/arch/arch.h"
 #include "model/arch/gemma.h"
 #include "model/config.h"
@@ -14,8 +14,8 @@ const Architecture gemma3 = {
     .activation = Activation::gelu_tanh,
     .sliding_window = true,
     .layers = {.full_period = 6, .window_rope = WindowRope::own, .window_base = 10000},
-    .settle = [](const GgufFile& file, const std::string& prefix,
-                 ModelConfig& c) { scale_gemma(file, prefix, 62, c); },
+    .configure = [](const GgufFile& file, const std::string& prefix,
+                    ModelConfig& c) { scale_gemma(file, prefix, 62, c); },
 };
 
 }  // namespace slimrt

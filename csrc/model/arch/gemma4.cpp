@@ -1,7 +1,7 @@
 // Gemma 4 (text): as Gemma 3, but with norms as they are stored, scores that are not scaled since q and k are
-// normed, V normed too, and the output of each layer scaled. Layers that see all have wider heads, of which
-// some pairs do not turn (rope_freqs), and in the larger models no W_V. Experts stand beside a dense network,
-// with norms of their own.
+// normed, V normed too, and a scale of each layer's output. Layers without a window have wider heads, of
+// which some pairs do not rotate (rope_freqs), and in the larger models no W_V. Experts are beside a dense
+// network, with norms of their own.
 #include <cmath>
 
 #include "core/error.h"
@@ -13,7 +13,7 @@
 namespace slimrt {
 namespace {
 
-void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+void configure(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     c.embedding_scale = std::sqrt(float(c.d_model));
     c.d_layer_embd = int(file.integer(prefix + "embedding_length_per_layer_input", 0, 1 << 16, 0));
     const int own =
@@ -75,7 +75,7 @@ const Architecture gemma4 = {
     .router = {.renormalised = true},
     .sliding_window = true,
     .layers = {.full_period = 6, .window_rope = WindowRope::own, .window_base = 10000},
-    .settle = settle,
+    .configure = configure,
 };
 
 }  // namespace slimrt

@@ -1,5 +1,5 @@
 // GLM-4 (0414): Llama with norms of the outputs of attention and FFN too, biases on Q, K and V, half of each
-// head rotated, unpermuted neighbours.
+// head rotated, pairs of neighbours as trained.
 #include "core/error.h"
 #include "model/arch/arch.h"
 #include "model/config.h"
@@ -7,8 +7,8 @@
 namespace slimrt {
 namespace {
 
-/// Files of the text part of GLM-4V are called the same, and have pairs of halves in place of neighbours.
-void settle(const GgufFile& file, const std::string& prefix, ModelConfig&) {
+/// Text parts of GLM-4V have the same architecture name, but NeoX pairs.
+void configure(const GgufFile& file, const std::string& prefix, ModelConfig&) {
     const std::string sections = prefix + "rope.dimension_sections";
     if (file.has(sections))
         fail(ErrorCode::unsupported, file.path(), ": GLM-4V's positions (", sections, ") are not supported");
@@ -22,7 +22,7 @@ const Architecture glm4 = {
     .partial_rotary = true,
     .qkv_bias = Presence::optional,
     .fused_gate_up = true,
-    .settle = settle,
+    .configure = configure,
 };
 
 }  // namespace slimrt

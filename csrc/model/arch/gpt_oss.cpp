@@ -1,4 +1,4 @@
-// gpt-oss: experts and biases in every layer, windows in every other one, a sink in every head's softmax.
+// gpt-oss: experts and biases in every layer, a sliding window in every other one, attention sinks.
 #include "core/error.h"
 #include "model/arch/arch.h"
 #include "model/config.h"
@@ -6,7 +6,7 @@
 namespace slimrt {
 namespace {
 
-void settle(const GgufFile& file, const std::string&, ModelConfig& c) {
+void configure(const GgufFile& file, const std::string&, ModelConfig& c) {
     if (!c.sinks)
         fail(ErrorCode::format, file.path(), ": tensor 'blk.0.attn_sinks.weight' is missing (architecture '",
              c.architecture->name, "' needs it)");
@@ -26,7 +26,7 @@ const Architecture gpt_oss = {
     .router = {.renormalised = true},
     .sliding_window = true,
     .layers = {.full_period = 2},
-    .settle = settle,
+    .configure = configure,
 };
 
 }  // namespace slimrt

@@ -1,13 +1,13 @@
 // GPT-NeoX: Pythia, GPT-NeoX-20B, Dolly 2, RedPajama. LayerNorm and biases everywhere, the first part of each
-// head rotated, residual in parallel (or not: use_parallel_residual). Pythia's GELU is the exact one; others
-// say so (slimrt.activation).
+// head rotated, attention and FFN in parallel unless use_parallel_residual is false. GELU is exact (erf), or
+// what slimrt.activation says.
 #include "model/arch/arch.h"
 #include "model/config.h"
 
 namespace slimrt {
 namespace {
 
-void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+void configure(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     c.parallel_residual = file.boolean(prefix + "use_parallel_residual", true);
 }
 
@@ -23,7 +23,7 @@ const Architecture gptneox = {
     .linear_bias = Presence::required,
     .gated_ffn = Presence::never,
     .activation = Activation::gelu_erf,
-    .settle = settle,
+    .configure = configure,
 };
 
 }  // namespace slimrt

@@ -1,4 +1,4 @@
-// Granite 3 (dense): Llama with an embedding, residuals, scores and logits that are scaled.
+// Granite 3 (dense): Llama with scales of embedding, residuals, scores and logits.
 #include "model/arch/arch.h"
 #include "model/config.h"
 
@@ -8,7 +8,7 @@ const Architecture granite = {
     .name = "granite",
     .qkv_bias = Presence::optional,
     .linear_bias = Presence::optional,
-    .settle = read_scales,
+    .configure = read_scales,
 };
 
 }  // namespace slimrt

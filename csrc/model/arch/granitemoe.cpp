@@ -1,5 +1,5 @@
-// Granite 3 with experts: shares are a softmax over the scores of those that are taken, which is what a
-// softmax over all of them is when these are renormalised.
+// Granite 3 with experts: a softmax over the chosen experts' scores, which equals a softmax over all experts
+// that is renormalised.
 #include "model/arch/arch.h"
 #include "model/config.h"
 
@@ -10,7 +10,7 @@ const Architecture granitemoe = {
     .qkv_bias = Presence::optional,
     .ffn = &expert_ffn,
     .router = {.renormalised = true},
-    .settle = read_scales,
+    .configure = read_scales,
 };
 
 }  // namespace slimrt

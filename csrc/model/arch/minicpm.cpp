@@ -1,5 +1,5 @@
-// MiniCPM: Llama with an embedding, residuals and logits that are scaled; the first files of MiniCPM-2B leave
-// its scales out, and those of MiniCPM 3, which has latent attention (MLA) and halves that rotate, all do.
+// MiniCPM: Llama with scales of embedding, residuals and logits, which the first files of MiniCPM-2B lack. So
+// do all files of MiniCPM 3, which has latent attention (MLA) and NeoX RoPE.
 #include <cmath>
 
 #include "model/arch/arch.h"
@@ -8,7 +8,7 @@
 namespace slimrt {
 namespace {
 
-void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+void configure(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     c.embedding_scale = 12;
     c.residual_scale = 1.4f / std::sqrt(float(c.n_layers));
     c.output_scale = 256.0f / float(c.d_model);
@@ -19,7 +19,7 @@ void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
 
 const Architecture minicpm = {
     .name = "minicpm",
-    .settle = settle,
+    .configure = configure,
 };
 
 const Architecture minicpm3 = {
@@ -27,7 +27,7 @@ const Architecture minicpm3 = {
     .positions = Positions::rope_neox,
     .partial_rotary = true,
     .latent = true,
-    .settle = settle,
+    .configure = configure,
 };
 
 }  // namespace slimrt

@@ -1,5 +1,5 @@
-// Ministral 3 and Devstral 2: Llama with YaRN whose magnitude the file divides, and q that grow with their
-// position (as Llama 4's do).
+// Ministral 3 and Devstral 2: Llama with YaRN, whose magnitude yarn_log_multiplier divides, and q scaled by
+// position (as in Llama 4).
 #include <algorithm>
 #include <cmath>
 
@@ -9,9 +9,9 @@
 namespace slimrt {
 namespace {
 
-void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+void configure(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     RopeConfig& rope = c.ropes[0];
-    read_query_growth(file, prefix, 0, c);
+    read_temperature(file, prefix, 0, c);
     const double divided = file.number(prefix + "rope.scaling.yarn_log_multiplier", 0.0);
     if (rope.scaling == RopeScaling::yarn)
         rope.attn_factor = (rope.attn_factor ? rope.attn_factor : 1) /
@@ -23,7 +23,7 @@ void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
 const Architecture mistral3 = {
     .name = "mistral3",
     .sliding_window = true,
-    .settle = settle,
+    .configure = configure,
 };
 
 }  // namespace slimrt

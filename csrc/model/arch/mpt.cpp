@@ -1,5 +1,5 @@
-// MPT: ALiBi in place of positions, LayerNorm, no biases at all, a plain GELU FFN (the exact one;
-// slimrt.activation may say tanh's), q, k and v clamped in some models.
+// MPT: ALiBi, LayerNorm, no biases, an ungated GELU FFN (erf; slimrt.activation may say tanh), q, k and v
+// clamped in some models.
 #include "core/error.h"
 #include "model/arch/arch.h"
 #include "model/config.h"
@@ -7,7 +7,7 @@
 namespace slimrt {
 namespace {
 
-void settle(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+void configure(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     c.alibi_bias = float(file.number(prefix + "attention.max_alibi_bias"));
     if (!(c.alibi_bias > 0))
         fail(ErrorCode::unsupported, file.path(), ": MPT without ALiBi (", prefix,
@@ -25,7 +25,7 @@ const Architecture mpt = {
     .fused_qkv = Presence::required,
     .gated_ffn = Presence::never,
     .activation = Activation::gelu_erf,
-    .settle = settle,
+    .configure = configure,
 };
 
 }  // namespace slimrt

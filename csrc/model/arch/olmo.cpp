@@ -9,8 +9,10 @@ const Architecture olmo = {
     .norm = NormKind::layer,
     .norm_bias = false,
     .norm_weight = false,
-    .settle = [](const GgufFile& file, const std::string& prefix,
-                 ModelConfig& c) { c.clamp_kqv = float(file.number(prefix + "attention.clamp_kqv", 0.0)); },
+    .configure =
+        [](const GgufFile& file, const std::string& prefix, ModelConfig& c) {
+            c.clamp_kqv = float(file.number(prefix + "attention.clamp_kqv", 0.0));
+        },
 };
 
 }  // namespace slimrt

@@ -1,5 +1,5 @@
 // OLMo-2: Llama with norms after attention and FFN instead of before them, QK-norm and unpermuted RoPE.
-// OLMo-3, which files call the same: three of four layers see a window, in which RoPE is not scaled.
+// OLMo-3 has the same name: three of four layers have a sliding window, in which RoPE is not scaled.
 #include "model/arch/arch.h"
 
 namespace slimrt {

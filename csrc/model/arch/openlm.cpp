@@ -1,5 +1,5 @@
-// OpenLM as DCLM-7B is: Llama with LayerNorms without bias, also of the whole q and k rows, fused tensors and
-// unpermuted RoPE. No other program has files of it: its names are Phi-3's and OLMo-2's.
+// OpenLM, as in DCLM-7B: Llama with LayerNorms without bias, also of whole q and k rows, fused tensors and
+// unpermuted RoPE. Only slimrt writes such files; tensors are named as Phi-3's and OLMo-2's.
 #include "model/arch/arch.h"
 
 namespace slimrt {

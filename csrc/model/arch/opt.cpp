@@ -1,5 +1,5 @@
-// OPT (all but 350M, whose norms come after): learned positions, LayerNorm, biases everywhere, a plain ReLU
-// FFN. No other program has files of it: its names are GPT-2's.
+// OPT (but not 350M, whose norms come after): learned positions, LayerNorm, biases everywhere, an ungated
+// ReLU FFN. Only slimrt writes such files; tensors are named as GPT-2's.
 #include "model/arch/arch.h"
 
 namespace slimrt {

@@ -1,5 +1,5 @@
-// Phi-1, 1.5 and 2: one LayerNorm for attention and FFN, which are in parallel; the first part of each head
-// rotated, biases everywhere, the head's too.
+// Phi-1, 1.5 and 2: attention and FFN in parallel, both of one LayerNorm; the first part of each head
+// rotated, biases everywhere, also of the output head.
 #include "model/arch/arch.h"
 
 namespace slimrt {

@@ -1,4 +1,4 @@
-// Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts, and a network beside them that has a share of its own.
+// Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts and a shared expert that has a gate.
 #include "model/arch/arch.h"
 
 namespace slimrt {

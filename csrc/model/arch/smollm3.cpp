@@ -1,4 +1,4 @@
-// SmolLM3: Llama, of which every fourth layer knows no positions.
+// SmolLM3: Llama; every fourth layer has no position encoding (NoPE).
 #include "model/arch/arch.h"
 
 namespace slimrt {

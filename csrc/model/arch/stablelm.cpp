@@ -7,8 +7,8 @@
 namespace slimrt {
 namespace {
 
-/// The key use_parallel_residual says nothing: converters write it as true where config.json does not say it.
-void settle(const GgufFile& file, const std::string&, ModelConfig&) {
+/// use_parallel_residual is ignored: converters write true where config.json does not say it.
+void configure(const GgufFile& file, const std::string&, ModelConfig&) {
     if (file.tensors().count("blk.0.attn_norm.weight") && !file.tensors().count("blk.0.ffn_norm.weight"))
         fail(ErrorCode::unsupported, file.path(), ": StableLM 2 12B's layers, with attention and FFN in ",
              "parallel and LayerNorms of each head of q and k, are not supported");
@@ -22,7 +22,7 @@ const Architecture stablelm = {
     .positions = Positions::rope_neox,
     .partial_rotary = true,
     .qkv_bias = Presence::optional,
-    .settle = settle,
+    .configure = configure,
 };
 
 }  // namespace slimrt

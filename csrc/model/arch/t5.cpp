@@ -1,5 +1,5 @@
-// T5 v1.0 and v1.1, Flan-T5, mT5, UMT5 and Chronos: no positions but a bias of scores by distance, unscaled
-// scores, heads together narrower or wider than the stream. The FFN is gated from v1.1 on.
+// T5 v1.0 and v1.1, Flan-T5, mT5, UMT5 and Chronos: a learned bias of scores by distance instead of
+// positions, unscaled scores, heads together narrower or wider than d_model. The FFN is gated from v1.1 on.
 #include "model/arch/arch.h"
 
 namespace slimrt {
