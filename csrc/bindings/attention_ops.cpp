@@ -16,7 +16,7 @@ namespace {
 
 using bench::StoredRows;
 
-/// Rows after a round trip through a plane of `heads` heads.
+/// x after it was stored in a plane of `heads` heads and loaded again.
 auto cache_round_trip(const F32& x, int heads, const std::string& type, const std::string& isa) {
     Arrays arrays(isa);
     const Tensor from = arrays.of(x), out = arrays.zeros(from.rows, from.cols);
@@ -25,8 +25,8 @@ auto cache_round_trip(const F32& x, int heads, const std::string& type, const st
     return arrays.read(out);
 }
 
-/// Rows [begin, end) after a plane of one type and Backend::recode() to a plane of another, whose scales
-/// belong to scale_tokens tokens (0: to a row), and which has `width` columns, the first of each head.
+/// Rows [begin, end) of a plane of one type after Backend::recode() to a plane of another type, with scales
+/// for scale_tokens tokens each (0: for each row) and `width` columns, the first of each head.
 auto recoded(const F32& x, int heads, const std::string& from_type, const std::string& to_type,
              int scale_tokens, int64_t width, int64_t begin, int64_t end, const std::string& isa,
              int n_threads) {
@@ -54,7 +54,7 @@ auto quantize_dequantize(const F32& x, int heads, const std::string& type, const
 }
 
 /// One sequence: the first rows are stored in `dtype`, the last n_fresh are the queries' own. stored_heads:
-/// of the planes of both, where these are not the heads that are read.
+/// heads of both planes, where they differ from the heads that are read.
 auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n_heads, int score_heads,
                int value_heads, const std::string& dtype, int n_fresh, float scale, int64_t window,
                const std::string& isa, int n_threads, const std::optional<F32>& table, int n_rot,
@@ -96,9 +96,9 @@ auto attention(const F32& q, const F32& score_rows, const F32& value_rows, int n
 }
 
 /// Terms of attention() as dictionaries, of rows [T, width] whose last n_fresh are fresh: rows, type,
-/// stored_heads, heads, dim, and where wanted scale_tokens (groups of the first rows; those of no whole group
-/// must be fresh); of scores also q, and where wanted row_scale, factors [T, 1 or heads], bias, table, n_rot,
-/// interleaved; of values where wanted out, what it holds before.
+/// stored_heads, heads, dim; optional scale_tokens (groups from the first row on; rows of a divided group
+/// must be fresh). Score terms also: q; optional row_scale, factors [T, 1 or heads], bias, table, n_rot,
+/// interleaved. Value terms: optional out, the result to merge with.
 class Terms {
   public:
     Terms(Arrays& arrays, int n_fresh) : arrays_(arrays), n_fresh_(n_fresh) {}
@@ -130,7 +130,7 @@ class Terms {
         return {.n_queries = n_fresh_,
                 .position = n_stored_,
                 .end = n_stored_,
-                .table = stored_.front().table.data()};  // planes of as many rows have the same
+                .table = stored_.front().table.data()};  // planes of as many rows have equal tables
     }
 
   private:
@@ -165,11 +165,11 @@ class Terms {
     std::deque<StoredRows> stored_;
 };
 
-/// One sequence, see Terms: out of each value term. relative_bias: as AttentionArgs has it, its last column
-/// for a query's own token; or, not causal, its middle one: then the fresh rows are queries only, and see all
-/// stored ones. sinks: one a head. lse [n_fresh, heads]: merges what the terms' `out` hold with it, and adds
-/// the new one to what is returned; so does a budget with what it met and passed over. keeps_means: of the
-/// values' whole stretches, as a cache does.
+/// One sequence, see Terms; returns `out` of each value term. relative_bias: as in AttentionArgs; its last
+/// column is a query's own token, or, not causal, its middle one: then fresh rows are queries only and attend
+/// to all stored rows. sinks: one a head. lse [n_fresh, heads]: merges with the terms' `out`, and returns the
+/// new LSE, too. With a budget, returns how many rows it met and skipped. keeps_means: means of the values'
+/// full stretches are kept, as a cache does.
 nb::list attention_of_terms(const std::vector<nb::dict>& scores, const std::vector<nb::dict>& values,
                             int n_heads, int n_fresh, float scale, int64_t window, const std::string& isa,
                             int n_threads, const std::optional<F32>& relative_bias, bool causal,

@@ -32,7 +32,7 @@ inline nb::object to_text(std::string_view text) {
     return nb::steal(PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "replace"));
 }
 
-/// A model's file: one that is open, or the path of one to open.
+/// A model file: an open one, or a path to open.
 using FileOrPath = std::variant<GgufFile, std::string>;
 inline GgufFile open_file(const FileOrPath& from) {
     const auto* file = std::get_if<GgufFile>(&from);

@@ -1,4 +1,5 @@
-// What architectures and cache modes are, for Python: nothing about them is written down a second time there.
+// Architectures and cache modes described for Python, so that nothing about them is written a second time
+// there.
 #include <nanobind/stl/string.h>
 
 #include "bindings/bindings.h"
@@ -78,7 +79,7 @@ size_t plane_bytes(DType type, int width, int heads) {
 
 nb::dict mode_dict(const CacheMode& mode, const AttnConfig& c, const std::string& refusal) {
     nb::list planes, folds, unread;
-    const std::vector<Format> older = mode.older_formats(c);  // where there are some, what most rows are
+    const std::vector<Format> older = mode.older_formats(c);  // where rows age, most are in the oldest format
     for (const Plane& p : older.empty() ? mode.format(c) : older.back())
         planes.append(nb::make_tuple(p.name, p.width, p.heads, dtype_info(p.type).name,
                                      p.block_bytes() / kBlockTokens));
@@ -101,13 +102,13 @@ nb::dict mode_dict(const CacheMode& mode, const AttnConfig& c, const std::string
     return d;
 }
 
-/// unrotated: where other layers read its keys before RoPE.
+/// unrotated: whether other layers read its keys before RoPE.
 std::string refusal_of(const CacheMode& mode, const AttnConfig& c, bool unrotated) {
     const std::string reason = refusal_of(mode, c);
     return reason.empty() && unrotated ? unrotated_refusal(mode, c) : reason;
 }
 
-/// With the first layer that refuses it.
+/// The reason begins with the first layer that refuses the mode.
 std::string refusal_of(const CacheMode& mode, const ModelConfig& config, bool cross, bool unrotated) {
     for (int layer = 0; layer < config.n_layers; ++layer) {
         const std::string reason = refusal_of(mode, attention_config(config, layer, cross), unrotated);
@@ -171,7 +172,7 @@ nb::list modes_of_attention(int d_model, int n_heads, int n_kv_heads, int head_d
     return list;
 }
 
-/// The levels of a mode whose rows age, of which a text says what it likes.
+/// The levels of a mode whose rows age; a text may set some of them.
 nb::dict levels_of(const std::string& mode_name, const std::string& text) {
     const CacheMode& mode = find_cache_mode(mode_name, false);
     if (!mode.has_levels())

@@ -29,7 +29,7 @@ Engine::Progress checked_progress(const nb::object& callback) {
     };
 }
 
-/// One source, and what keeps its numbers; ids are a copy, as append()'s.
+/// An encoder's source, and the arrays that it refers to; ids are copied, as in append().
 struct EncoderArray {
     std::vector<int32_t> ids, positions;
     Array<const float> values;
@@ -70,8 +70,8 @@ std::span<const std::byte> bytes_of(const Array<const uint8_t>& data) {
 }
 
 class PyEngine {
-    /// The engine to itself. After a fork() nobody gives back the lock of a call that another thread was in,
-    /// and what that call was writing is half written.
+    /// The engine for one caller. A child of fork() never gets the lock of a call that another thread was in,
+    /// and what that call was writing is incomplete.
     std::unique_lock<std::mutex> lock() {
         std::unique_lock lock(mutex_, std::defer_lock);
         if (forks_ == forks_seen())
@@ -81,7 +81,7 @@ class PyEngine {
                  "the model was at work in another thread when this process was forked: load it again here");
         return lock;
     }
-    /// Runs f with the engine to itself and without the GIL.
+    /// Runs f alone on the engine and without the GIL.
     template <class F>
     void locked(F f) {
         const nb::gil_scoped_release release;
@@ -112,7 +112,7 @@ class PyEngine {
     nb::object append(const nb::sequence& items, bool all_logits,
                       const std::optional<std::vector<int64_t>>& outputs, bool states, const nb::object& out,
                       const nb::object& on_progress, bool tokens) {
-        std::vector<std::vector<int32_t>> keep;  // copies: nobody may change a token once it is checked
+        std::vector<std::vector<int32_t>> keep;  // copies: tokens must not change after they are checked
         std::vector<Engine::Item> list;
         if (outputs && (outputs->size() != nb::len(items) || all_logits))
             fail(ErrorCode::argument, "outputs has a number for each of ", nb::len(items),

@@ -1,4 +1,4 @@
-// Options of an engine out of Python's arguments, and what it says of itself as dictionaries.
+// Engine options from Python's arguments, and what an engine says of itself as dictionaries.
 #pragma once
 
 #include "bindings/bindings.h"
@@ -6,7 +6,7 @@
 
 namespace slimrt {
 
-/// Throws TypeError for what is unknown or of the wrong type.
+/// Throws TypeError for unknown arguments and for those of a wrong type.
 EngineOptions read_options(const nb::kwargs& args);
 /// Tensors by name; `keep` holds the arrays that they are views of.
 ExtraTensors read_extra(const nb::handle& derived, std::vector<Array<const float>>& keep);

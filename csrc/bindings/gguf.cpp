@@ -28,7 +28,7 @@ nb::object to_python(const GgufValue& value) {
         value);
 }
 
-/// The numbers of an array as NumPy has them, of the file's type; a copy, for they need not be aligned there.
+/// An array's numbers as NumPy has them, in the file's type; a copy, since they may be unaligned there.
 nb::object numbers(const GgufArray& array) {
     static const nb::dlpack::dtype kTypes[] = {
         nb::dtype<uint8_t>(),
@@ -53,7 +53,7 @@ nb::object numbers(const GgufArray& array) {
 
 nb::object to_bytes(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
-/// Nothing lost: bytes for strings, which need not be UTF-8.
+/// Lossless: strings become bytes, since they need not be UTF-8.
 nb::object exactly(const GgufValue& value) {
     if (const auto* text = std::get_if<std::string_view>(&value)) return to_bytes(*text);
     const auto* array = std::get_if<GgufArray>(&value);

@@ -45,7 +45,7 @@ auto unpack(const std::string& type, const U8& bytes, int64_t n, const std::stri
     return numpy_array(std::move(out), {size_t(1), size_t(n)});
 }
 
-/// The type that holds the same, and its bytes.
+/// The type that holds the same numbers, and the bytes in it.
 nb::tuple repack(const std::string& type, const U8& bytes) {
     const DType from = parse_dtype(type), to = cpu::repacked_type(from);
     const auto n = int64_t(bytes.size()) / dtype_info(from).block_bytes * dtype_info(from).block;
@@ -55,7 +55,7 @@ nb::tuple repack(const std::string& type, const U8& bytes) {
     return nb::make_tuple(dtype_info(to).name, numpy_array(std::move(out), {size}));
 }
 
-/// The type in which 16 rows of n elements lie side by side, and the bytes of these.
+/// The type with 16 rows of n elements interleaved, and the bytes in it.
 nb::tuple interleave(const std::string& type, const U8& bytes, int64_t n) {
     const DType from = parse_dtype(type);
     const size_t row = row_bytes(from, n), sixteen = row * cpu::kInterleavedRows;
@@ -153,7 +153,7 @@ auto multiply(const F32& x, const F32& y, const std::string& isa) {
     return arrays.read(out);
 }
 
-/// x + y, where y is of one row or of as many.
+/// x + y, where y has one row or as many as x.
 auto add(const F32& x, const F32& y, const std::string& isa) {
     Arrays arrays(isa);
     const Tensor out = arrays.of(x);

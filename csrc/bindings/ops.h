@@ -16,8 +16,8 @@ using F32 = Array<const float>;
 using U8 = Array<const uint8_t>;
 using I32 = Array<const int32_t>;
 
-/// open_backend() for one caller at a time. What is given back keeps its threads and serves the next call
-/// that asks for the same: tests make thousands.
+/// open_backend() for one caller at a time. A backend that is given back keeps its threads for the next call
+/// with the same arguments: tests make thousands.
 std::shared_ptr<Backend> borrow_backend(const std::string& name, int n_threads);
 
 /// A backend, and NumPy arrays in its memory for as long as this lives.

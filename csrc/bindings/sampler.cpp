@@ -16,7 +16,7 @@ using Masks = Array<const uint32_t>;
 using Bias = std::vector<std::pair<int32_t, float>>;
 using Breakers = std::vector<std::vector<int32_t>>;
 
-/// Not converted: a copy would be gone before it is read.
+/// Never converted implicitly: the copy would be gone before it is read.
 Masks read_masks(const nb::object& from) {
     Masks masks;
     if (!nb::try_cast(from, masks, false))
@@ -78,7 +78,7 @@ nb::tuple logprobs_of(const Array<const float>& logits, int32_t token, int64_t n
     return logprobs_tuple(found);
 }
 
-/// The ids that the filters leave.
+/// The ids that the filters leave, in ascending order.
 nb::object filter_logits(const Array<const float>& logits, int64_t top_k, double top_p, double min_p,
                          double typical_p, double top_n_sigma) {
     SamplerOptions options;
@@ -103,7 +103,7 @@ nb::tuple row_exponentials(const Array<const float>& logits, float temperature) 
     return nb::make_tuple(numpy_array(std::move(p), {n}), numpy_array(std::move(sums), {blocks}));
 }
 
-/// One for each of n rows; `none` where there are none.
+/// A number for each of n rows; all `none` for None.
 std::vector<int64_t> numbers(const nb::object& from, size_t n, int64_t none, const char* name) {
     if (from.is_none()) return std::vector<int64_t>(n, none);
     const auto found = nb::cast<std::vector<int64_t>>(from);

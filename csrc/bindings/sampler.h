@@ -1,4 +1,4 @@
-// What Engine.sample takes and gives, as Python has it.
+// What Engine.sample takes and returns, as Python has it.
 #pragma once
 
 #include <vector>
@@ -8,12 +8,12 @@
 
 namespace slimrt {
 
-/// Rows over these arrays, which have to outlive them. masks: None, or an array [rows, words]; logprobs,
+/// Rows over these arrays, which must outlive them. masks: None, or an array [rows, words]; logprobs,
 /// joint_from: None, or a number for each row.
 std::vector<RowToSample> read_rows(const Array<const float>& logits, const nb::sequence& samplers,
                                    const nb::object& masks, const nb::object& logprobs,
                                    const nb::object& joint_from);
-/// (token, (logprob, [(token, logprob), ...]) or None) of each.
+/// For each row (token, (logprob, [(token, logprob), ...]) or None).
 nb::list choice_list(const std::vector<Choice>& choices);
 
 }  // namespace slimrt

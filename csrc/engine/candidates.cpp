@@ -15,16 +15,16 @@ using cpu::scan_block;
 using cpu::scan_blocks;
 
 constexpr double kLog2 = 0.6931471805599453;
-constexpr float kColdest = 1e-37f;  // a thread may take subnormal numbers for 0, and 0 / 0 is none
+constexpr float kColdest = 1e-37f;  // a thread may flush subnormal numbers to 0, and 0 / 0 is NaN
 
-/// A number that is ordered as x is.
+/// An integer that is ordered as x is.
 uint32_t ordered(float x) {
     const uint32_t bits = std::bit_cast<uint32_t>(x + 0.0f);  // -0 becomes 0
     return bits >> 31 ? ~bits : bits | 1u << 31;
 }
 
-/// A logit for which e^(logit - top) is certainly below p, by half at most while logits are moderate. log()
-/// is not asked: libraries round it differently.
+/// A logit for which e^(logit - top) is certainly below p, and about half of it at least while logits are
+/// moderate. Without log(), which libraries round differently.
 float logit_below(float top, double p) {
     int exponent = 0;
     std::frexp(p, &exponent);
@@ -101,7 +101,7 @@ void Candidates::keep_top_n_sigma(double deviations) {
 void Candidates::keep_top_k(int64_t k) {
     if (k >= int64_t(logits().size())) return;
     float bound = -INFINITY;
-    if (whole_ && k <= int64_t(maxima_.size())) {  // k logits are no less than the k-th largest maximum
+    if (whole_ && k <= int64_t(maxima_.size())) {  // at least k logits reach the k-th largest maximum
         left_.assign(maxima_.begin(), maxima_.end());
         std::nth_element(left_.begin(), left_.begin() + (k - 1), left_.end(), std::greater<>());
         bound = left_[size_t(k - 1)];
@@ -113,7 +113,7 @@ void Candidates::keep_top_k(int64_t k) {
 
 void Candidates::keep_top_p(double share) {
     const double total = exponentials(1);
-    // Even if all were as likely as the bound, no more than the rest of the share would go.
+    // Tokens below the bound have at most 1 - share together, however many they are.
     keep_logits_from(logit_below(top_, (1 - share) * total / double(logits().size())));
     exponentials(1);
     rank_by_logit();
@@ -123,7 +123,7 @@ void Candidates::keep_top_p(double share) {
 void Candidates::keep_typical(double share) {
     keep_logits_from(-INFINITY);
     const double total = exponentials(1);
-    double mean = 0;  // of top - logit: the entropy is log(total) more, and so is each -log p
+    double mean = 0;  // mean of top - logit; the entropy and each -log p are larger by log(total)
     for (size_t i = 0; i < left_.size(); ++i)
         if (p_[i] > 0) mean += double(p_[i]) * (double(top_) - double(left_[i]));
     mean /= total;
@@ -164,11 +164,11 @@ void Candidates::drop_top_choices(double threshold) {
 void Candidates::keep_surprise(double bits, float temperature) {
     temperature = std::max(temperature, kColdest);
     const double room =
-        bits * kLog2 - portable_log(exponentials(temperature));  // of (top - logit) / temperature
+        bits * kLog2 - portable_log(exponentials(temperature));  // bound of (top - logit) / temperature
     keep_logits_from(float(double(top_) - double(temperature) * std::max(room, 0.0)));
 }
 
-/// Fills p_ (but for a whole row) and sums_; the sum of all.
+/// Fills p_ (but not for a whole row) and sums_; returns the sum of all.
 double Candidates::exponentials(float temperature) {
     const auto x = logits();
     p_.resize(whole_ ? 0 : x.size());
@@ -177,7 +177,7 @@ double Candidates::exponentials(float temperature) {
     return std::accumulate(sums_.begin(), sums_.end(), 0.0);
 }
 
-/// Of a whole row, blocks without any are passed over.
+/// In a whole row, blocks whose maximum is below the bound are skipped.
 void Candidates::keep_logits_from(float bound) {
     size_t kept = 0;
     if (!whole_) {
@@ -206,11 +206,11 @@ void Candidates::rank_by_logit() {
     std::transform(left_.begin(), left_.end(), keys_.begin(), ordered);
 }
 
-/// Keeps those with the largest keys_ until their number, or with by_mass their p_, reaches the target:
-/// eleven bits of the key at a time, sums over those that share them in the order of their ids.
+/// Keeps the tokens with the largest keys_ until their number, or with by_mass the sum of their p_, reaches
+/// the target: a radix selection by eleven bits of the key at a time. Of equal keys the lower ids are kept.
 void Candidates::keep_keys_until(double target, bool by_mass) {
     const auto weight = [&](size_t i) { return by_mass ? double(p_[i]) : 1.0; };
-    double better = 0;  // weight of all whose key is beyond what `last` may still become
+    double better = 0;  // weight of the tokens whose keys are larger than `last` can become
     uint32_t last = 0, known = 0;
     constexpr std::pair<int, int> parts[] = {{21, 11}, {10, 11}, {0, 10}};
     for (const auto& [shift, bits] : parts) {
@@ -238,7 +238,7 @@ int32_t Candidates::draw(float temperature, double at) {
     double rest = at * exponentials(temperature);
     size_t block = 0;
     while (block < sums_.size() && rest >= sums_[block]) rest -= sums_[block++];
-    if (block == sums_.size()) {  // by rounding: the last that has any
+    if (block == sums_.size()) {  // by rounding: the last block with any probability
         rest = INFINITY;
         do --block;
         while (sums_[block] == 0);

@@ -7,40 +7,40 @@
 
 namespace slimrt {
 
-/// In the order of their ids. Probabilities are those of softmax over what is left, at temperature 1. Of
-/// equal tokens a filter takes that with the lower id first. The same row leaves and draws the same tokens on
-/// every machine. Vectors keep their memory from row to row.
+/// Tokens are in the order of their ids. Probabilities are of the softmax over the tokens left, at
+/// temperature 1. Of equal tokens filters keep those with lower ids. The same row leaves and draws the same
+/// tokens on every machine. Vectors keep their memory from row to row.
 class Candidates {
   public:
-    /// All tokens of a row, which has to outlive its use here. Throws Error{format} on NaN and +infinity,
-    /// Error{argument} on an empty row and where all is -infinity.
+    /// All tokens of a row, which must outlive its use here. Throws Error{format} for NaN and +infinity,
+    /// Error{argument} for an empty row and for one that is -infinity everywhere.
     void reset(std::span<const float> logits);
 
     int32_t likeliest() const;
-    /// Those that are left.
+    /// The tokens that are left.
     std::vector<int32_t> ids() const;
-    /// log(sum of e^logit).
+    /// log(sum of e^logit) over the tokens left.
     double log_normaliser();
-    /// The ids that are left, the likeliest first.
+    /// The tokens that are left, likeliest first.
     std::vector<int32_t> ranked() const;
-    /// -log2 of the probability of one that is left, in bits, at a temperature.
+    /// -log2 of the probability of a token that is left, in bits, at a temperature.
     double surprise(int32_t id, float temperature);
 
-    /// Those whose logit is at most so many standard deviations of all logits below the largest.
+    /// Keeps tokens whose logit is at most so many standard deviations of all logits below the largest.
     void keep_top_n_sigma(double deviations);
     void keep_top_k(int64_t k);
-    /// The fewest that together have this share of the probability, 0 < share < 1, the likeliest first.
+    /// Keeps the fewest tokens, likeliest first, that have this share of the probability, 0 < share < 1.
     void keep_top_p(double share);
-    /// The same, but first those whose -log p is nearest to the entropy.
+    /// The same, but first those whose -log p is nearest to the entropy (Meister et al., 2023).
     void keep_typical(double share);
-    /// Those with at least this share of the probability of the likeliest.
+    /// Keeps tokens with at least this share of the likeliest one's probability.
     void keep_min_p(double share);
-    /// All but those with at least this probability; of these the least likely one stays.
+    /// Drops tokens with at least this probability, but for the least likely of them (XTC).
     void drop_top_choices(double threshold);
-    /// Those with at most this surprise at a temperature, and the likeliest whatever its own is.
+    /// Keeps tokens with at most this surprise at a temperature, and the likeliest in any case (Mirostat).
     void keep_surprise(double bits, float temperature);
 
-    /// One of them by chance: the one whose part of [0, 1), after those with lower ids, holds `at`.
+    /// A token by chance: the one whose part of [0, 1), in the order of ids, contains `at`.
     int32_t draw(float temperature, double at);
 
   private:
@@ -55,11 +55,11 @@ class Candidates {
     bool whole_ = true;           // the whole row is left, and left_ and ids_ are not in use
     float top_ = 0;               // the largest logit that is left
     std::vector<float> maxima_;   // of the row's blocks
-    std::vector<float> left_;     // logits of
-    std::vector<int32_t> ids_;    // these
-    std::vector<float> p_;        // e^(logit - top) of what is left
-    std::vector<double> sums_;    // of its blocks
-    std::vector<uint32_t> keys_;  // the larger the better
+    std::vector<float> left_;     // logits of the tokens left
+    std::vector<int32_t> ids_;    // their ids
+    std::vector<float> p_;        // e^(logit - top_) of the tokens left
+    std::vector<double> sums_;    // of p_, by blocks
+    std::vector<uint32_t> keys_;  // the largest are kept
     std::vector<double> buckets_;
 };
 

@@ -26,7 +26,7 @@ std::optional<int> cuda_number(std::string_view device) {
     return all && number >= 0 ? std::optional(number) : std::nullopt;
 }
 
-/// The devices of a list and their numbers of layers, -1 where there is none.
+/// The devices of a list with their numbers of layers, -1 where none is given.
 std::vector<DeviceLayers> read_list(std::string_view list) {
     std::vector<DeviceLayers> all;
     const auto same = [](const std::string& a, const std::string& b) {

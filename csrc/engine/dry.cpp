@@ -8,16 +8,16 @@ namespace {
 
 using Breakers = std::vector<std::vector<int32_t>>;
 
-/// The breakers that begin with a token; one that is it alone comes first.
+/// The breakers that begin with a token; one of that token alone comes first.
 auto beginning_with(const Breakers& sorted, int32_t token) {
     return std::ranges::equal_range(sorted, token, {}, [](const auto& breaker) { return breaker.front(); });
 }
 
-/// How many of the newest tokens (newest first) stand after the last breaker.
+/// How many of the newest tokens (newest first) come after the last breaker.
 int64_t tokens_since_breaker(std::span<const int32_t> newest, const Breakers& breakers) {
     const int64_t n = int64_t(newest.size());
     for (int64_t at = 0; at < n; ++at) {
-        int64_t longest = 0;  // of those that begin here and are complete
+        int64_t longest = 0;  // of the breakers that begin here and are complete
         for (const auto& breaker : beginning_with(breakers, newest[at])) {
             const int64_t size = int64_t(breaker.size());
             if (size > longest && size <= at + 1 &&
@@ -37,7 +37,7 @@ std::unordered_map<int32_t, int64_t> repetitions(std::span<const int32_t> histor
     const int64_t n = int64_t(newest.size()), limit = tokens_since_breaker(newest, options.breakers);
     std::unordered_map<int32_t, int64_t> longest;
     std::vector<int64_t> common(newest.size(),
-                                0);  // Z function: with what it begins with, from each place on
+                                0);  // Z function: how long each suffix agrees with the beginning
     for (int64_t i = 1, begin = 0, end = 0; i < n; ++i) {
         int64_t& size = common[i];
         if (i < end) size = std::min(end - i, common[i - begin]);

@@ -1,4 +1,4 @@
-// Engine with an encoder: its inputs, and the states that sequences read.
+// Engine with an encoder: inputs, and the encoder states that sequences read.
 #include <algorithm>
 #include <cmath>
 #include <set>

@@ -14,16 +14,16 @@
 namespace slimrt {
 namespace {
 
-/// What ends the fingerprint of saved rows: the rotation they were computed with.
+/// Begins the last part of a fingerprint, RoPE's frequencies.
 constexpr const char* kRope = " rope:";
 
-/// What precedes saved rows: bytes of the fingerprint, the tokens before them, and with them.
+/// Precedes saved rows: bytes of the fingerprint; where the rows begin; the sequence's length. In tokens.
 struct SavedHead {
     uint32_t fingerprint, begin;
     uint64_t length;
 };
 
-/// A number for the angles and the magnitudes of rotary embeddings, as FNV-1a; longrope has others by n_ctx.
+/// A hash of RoPE's frequencies and magnitudes, like FNV-1a; longrope chooses them by n_ctx.
 uint64_t hash_of_rotation(const ModelConfig& config, const GgufFile& file, int64_t n_ctx) {
     uint64_t hash = 0;
     for (const RopeConfig& rope : config.ropes) {
@@ -100,9 +100,9 @@ Step Engine::next_step(std::span<const Item> items, Cursor& at) {
     while (at.item < items.size() && int(step.n_sequences()) < o.n_seqs) {
         const auto [id, tokens, outputs] = items[at.item];
         const int64_t left = tokens.size() - at.token, room = o.n_batch - int64_t(step.tokens.size());
-        // Where long steps pay, what does not fit beside others is a step of its own; so is what has no
-        // slots.
-        const bool cut = longest <= o.n_batch && stored >= o.n_batch;  // nothing is gained by that
+        // Where long steps pay, tokens that do not fit beside others get a step of their own; so do those
+        // whose rows have no slots.
+        const bool cut = longest <= o.n_batch && stored >= o.n_batch;  // long steps do not pay
         if (room == 0 || (room < o.n_batch && left > std::min(room, stored) && !cut)) break;
         const int64_t n = std::min(left, room == o.n_batch ? longest : room);
         step.add_sequence(cache(), id, n);
@@ -221,7 +221,7 @@ std::string Engine::cache_fingerprint() {
     return text + kRope + std::to_string(hash_of_rotation(config(), file_, decoder_->options().n_ctx));
 }
 
-// Saved rows: SavedHead, fingerprint, rows.
+// Layout: SavedHead, fingerprint, rows.
 std::vector<std::byte> Engine::save_rows(int sequence, int64_t begin) {
     if (decoder_->encoder())
         fail(ErrorCode::unsupported,

@@ -50,15 +50,15 @@ std::string gib(uint64_t bytes) {
     return text;
 }
 
-/// Bytes of scratch that no step exceeds, in each part: runs the largest on dry backends, whose workspace
-/// afterwards is what no step exceeds either.
+/// Bytes of scratch, for each part, that are enough for any step: runs the largest steps on dry backends,
+/// whose workspaces then are enough, too.
 std::vector<size_t> measure_scratch(Decoder& decoder) {
     const CacheOptions& o = decoder.options();
     const int64_t tokens = std::min<int64_t>(o.n_batch, o.n_ctx * o.n_seqs);
     const int64_t longest = std::min<int64_t>(o.n_batch, o.n_ctx);  // of one sequence
-    // What attention needs grows with a sequence's tokens and with the rows it reads: each of these has all
-    // tokens a step can have, but one sequence that is the worst of its kind for a mode; and there is a step
-    // of many chunks. No legal step needs more, though not every one of these is legal itself.
+    // Attention's memory grows with a sequence's tokens and with the rows that it reads. So each step here
+    // has as many tokens as a step can have, and one sequence that is a mode's worst case; one has many
+    // chunks. No legal step needs more, though not each of these is legal.
     std::set<std::array<int64_t, 3>> extremes;
     for (const std::vector<LayerChoice>* choices : {&decoder.layers(), &decoder.cross()})
         for (const LayerChoice& choice : *choices)
@@ -88,7 +88,7 @@ std::vector<size_t> measure_scratch(Decoder& decoder) {
         Encoding encoding;
         encoding.slots.resize(o.n_source);
         const int64_t n = decoder.encoder()->inputs_of(o.n_source);
-        // None where it reads samples: a file may ask for billions of them.
+        // No ids where it reads samples: a file may ask for billions of them.
         const std::vector<int32_t> ids(decoder.config().n_inputs > 0 ? 0 : n);
         encoding.add({.ids = ids, .rows = n}, o.n_source);
         run_encoding(decoder, scratches[0], encoding, nullptr);
@@ -98,13 +98,13 @@ std::vector<size_t> measure_scratch(Decoder& decoder) {
     return peaks;
 }
 
-/// whose: begins the message, where it is about one of several devices.
+/// whose: begins the message where several devices are used.
 void require_fit(const EngineInfo& info, const MemoryReport& m, const std::string& whose, uint64_t available,
                  const char* what) {
     if (available == 0 || m.total() <= available) return;
     const bool weights_alone =
-        m.mapped + m.use.weights > available;  // others are of the context, or of the mode
-    int64_t rows = 0;                          // of a sequence
+        m.mapped + m.use.weights > available;  // else the context or the mode is too large
+    int64_t rows = 0;                          // of one sequence
     for (const LayerCache& layer : info.layers) rows = std::max(rows, layer.max_rows);
     const CacheOptions& cache = info.cache;
     const std::string kept = rows < cache.n_ctx ? concat(rows, " of ", cache.n_ctx) : concat(rows);
@@ -149,7 +149,7 @@ EngineInfo describe(Decoder& decoder, std::span<const DeviceLayers> devices, int
                     n_threads,
                     {},
                     {}};
-    info.cache.sparse_delta = 0;  // as the file says where it was asked
+    info.cache.sparse_delta = 0;  // what the layers use, where the file's was asked for
     for (const LayerChoice& layer : decoder.layers())
         info.cache.sparse_delta = std::max(info.cache.sparse_delta, layer.config.sparse_delta);
     for (size_t i = 0; i < devices.size(); ++i) {
@@ -160,7 +160,7 @@ EngineInfo describe(Decoder& decoder, std::span<const DeviceLayers> devices, int
         info.parts.push_back({devices[i].device, part.begin(), part.end(), memory});
         info.memory += memory;
     }
-    for (size_t i = devices.size(); i-- > 0;) {  // the head's device first
+    for (size_t i = devices.size(); i-- > 0;) {  // device of the head first
         const Part& part = decoder.parts()[i];
         info.device += (info.device.empty() ? "" : "; ") + part.backend->description();
         if (devices.size() > 1) info.device += concat(": layers ", part.begin(), " to ", part.end() - 1);

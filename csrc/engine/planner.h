@@ -1,4 +1,4 @@
-// What an engine would allocate: the same code on a backend that only counts.
+// What an engine would allocate: its own code on a backend that only counts.
 #pragma once
 
 #include <memory>
@@ -21,7 +21,7 @@ struct EngineOptions {
 struct MemoryReport {
     MemoryUse use;
     uint64_t mapped = 0;
-    uint64_t cache_bytes_per_token = 0;  // that a token leaves behind in all layers
+    uint64_t cache_bytes_per_token = 0;  // of a token's rows in all layers
     uint64_t allocated() const { return use.weights + use.derived + use.cache + use.scratch; }
     uint64_t total() const { return allocated() + mapped; }
     void operator+=(const MemoryReport& other) {
@@ -32,22 +32,22 @@ struct MemoryReport {
 };
 
 struct LayerCache {
-    std::string mode, type;  // type: of k, v or x, "f16" or, of k and v, "f16+f32"
+    std::string mode, type;  // type: of k, v or x, "f16"; where k and v differ, "f16+f32"
     int rank;                // of the residual, and its type: 0 and "" where there is none
     std::string residual_type;
     size_t bytes_per_token;
-    int64_t max_rows;   // that it keeps of a sequence: n_ctx, or what its window and a step need
-    size_t bytes_held;  // of a sequence of n_ctx tokens; less than is allocated
+    int64_t max_rows;   // rows kept of a sequence: n_ctx, or what its window and a step need
+    size_t bytes_held;  // rows of a sequence of n_ctx tokens; more is allocated
     int v_heads;        // KV heads that keep V beside K, in a mode that computes V
 };
 
-/// How an encoder's output is kept; empty mode without an encoder.
+/// How an encoder's output is stored; without an encoder mode is empty.
 struct CrossCache {
     std::string mode, type;
-    size_t bytes_per_row = 0;  // of all layers
+    size_t bytes_per_row = 0;  // in all layers
 };
 
-/// What layers [begin, end) take on their device, by its name.
+/// The memory of layers [begin, end) on their device.
 struct PartInfo {
     std::string device;
     int begin, end;
@@ -68,8 +68,8 @@ struct EngineInfo {
 /// What Engine would allocate, to the byte: the same code on a backend that only counts. Reads no weight.
 EngineInfo plan(const GgufFile& file, const EngineOptions& options);
 
-/// What the planner measures of one configuration. Of each part: activations: bytes of scratch that no step
-/// exceeds; workspaces: the same of the backend's own; available: bytes free on its device, 0: unknown.
+/// What the planner measures. For each part: activations, bytes of scratch that are enough for any step;
+/// workspaces, the same of the backend's own; available, bytes free on its device, 0: unknown.
 struct Measured {
     EngineInfo info;
     std::vector<DeviceLayers> devices;
@@ -82,7 +82,7 @@ void require_fit(const Measured& measured, uint64_t limit);
 
 EngineInfo describe(Decoder& decoder, std::span<const DeviceLayers> devices, int n_threads);
 
-/// The backends of some devices, and how many layers each has.
+/// A backend for each device, and how many layers each computes.
 std::vector<std::unique_ptr<Backend>> open_backends(std::span<const DeviceLayers> devices, int n_threads,
                                                     bool dry);
 std::vector<BackendLayers> shares_of(std::span<const DeviceLayers> devices,

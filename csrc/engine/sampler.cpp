@@ -102,7 +102,7 @@ void rule_out(std::span<const uint32_t> mask, std::span<float> row) {
 
 }  // namespace
 
-/// The logits themselves where nothing changes them.
+/// The logits with mask, bias and penalties, in `row`; the logits themselves where nothing changes them.
 std::span<const float> Sampler::changed(std::span<const float> logits, std::span<const uint32_t> mask,
                                         std::vector<float>& row) const {
     require_wide_enough(mask, logits.size());
@@ -131,7 +131,7 @@ void Sampler::penalise(std::span<float> row) const {
         if (known(token)) row[token] = float(double(row[token]) - dry_penalty(options_.dry, length));
 }
 
-/// From [0, 1): 53 random bits by hand, std::uniform_real_distribution differs between standard libraries.
+/// Uniform in [0, 1), from 53 random bits: std::uniform_real_distribution differs between standard libraries.
 double Sampler::random() { return double(random_() >> 11) * 0x1p-53; }
 
 int32_t Sampler::choose(Candidates& candidates) {
@@ -173,7 +173,7 @@ TokenLogprobs token_logprobs(std::span<const float> logits, int32_t token, int64
 
 namespace {
 
-/// What the mask and the choice between joint tokens and those before them leave of a row.
+/// A row without what the mask rules out, and without the joint tokens or those before them.
 std::span<const float> left_of(const RowToSample& row, SamplerScratch& scratch) {
     require_wide_enough(row.mask, row.logits.size());
     scratch.left.assign(row.logits.begin(), row.logits.end());

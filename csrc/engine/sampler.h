@@ -25,43 +25,43 @@ struct SamplerOptions {
     float repeat_penalty = 1;     // 1: none
     float frequency_penalty = 0;  // 0: none
     float presence_penalty = 0;   // 0: none
-    int64_t repeat_last_n = 64;   // tokens of history that penalties look at; -1: all
+    int64_t repeat_last_n = 64;   // how many tokens of history penalties count; -1: all
     uint64_t seed = 0;
     std::vector<std::pair<int32_t, float>> logit_bias;
     DryOptions dry;
     double top_n_sigma = 0;      // standard deviations below the largest logit; 0: all
-    double xtc_probability = 0;  // of leaving the top choices out; 0: never
-    double xtc_threshold = 0.1;  // probability from which on a token is one of these
+    double xtc_probability = 0;  // how often the top choices are left out; 0: never
+    double xtc_threshold = 0.1;  // from this probability on a token is a top choice
     int64_t mirostat = 0;        // 2: in place of all filters; 0: none
-    double mirostat_tau = 5;     // bits that a choice is to surprise by
-    double mirostat_eta = 0.1;   // rate of learning
+    double mirostat_tau = 5;     // target surprise of a choice, in bits
+    double mirostat_eta = 0.1;   // learning rate of the bound
 };
 
-/// Leaves what top-n-sigma (Tang et al., "Top-nσ: Not All Logits Are You Need", 2024), top-k, typical, top-p
-/// and min-p do, in this order, each on the softmax of what those before it left.
+/// Applies top-n-sigma (Tang et al., "Top-nσ: Not All Logits Are You Need", 2024), top-k, typical, top-p and
+/// min-p, in this order, each to the softmax of what the one before left.
 void filter(Candidates& candidates, const SamplerOptions& options);
 
-/// Memory that rows are sampled in, one after the other, by any sampler.
+/// Memory in which rows are sampled one after another, by any sampler.
 struct SamplerScratch {
     std::vector<float> row, left;
     Candidates candidates;
 };
 
-/// The choices of one text. In this order, as llama.cpp has it: mask and bias; repeat penalty (a logit above
-/// 0 is divided by it, another one multiplied), frequency (times the occurrences) and presence penalty
-/// (subtracted); DRY; filter(); XTC ("Exclude Top Choices", by p-e-w, text-generation-webui #6335);
-/// temperature. At temperature 0 the likeliest after the penalties, with the lowest id among equals. With
-/// mirostat (Basu et al., "Mirostat", arXiv:2007.14966, its second algorithm) the penalties, temperature, and
-/// then only tokens that surprise by no more than a bound, which follows what the choices so far surprised
-/// by. A seed gives the same choices on every machine. For one thread at a time.
+/// The choices of one text. In this order, as in llama.cpp: mask and bias; repeat penalty (logits above 0 are
+/// divided by it, others multiplied), frequency (times the occurrences) and presence penalty (subtracted);
+/// DRY; filter(); XTC ("Exclude Top Choices", by p-e-w, text-generation-webui #6335); temperature. At
+/// temperature 0 the likeliest token after the penalties, with the lowest id among equals. With mirostat
+/// (Basu et al., "Mirostat", arXiv:2007.14966, algorithm 2) the penalties, temperature, and then only tokens
+/// whose surprise is within a bound, which follows the surprise of earlier choices. A seed gives the same
+/// choices on every machine. Not thread-safe.
 class Sampler {
   public:
     /// Throws Error{argument} naming the option that is out of range.
     explicit Sampler(SamplerOptions options);
-    /// Tokens that the text continues with, for the penalties and DRY.
+    /// Adds tokens to the text, for the penalties and DRY.
     void accept(std::span<const int32_t> tokens);
-    /// mask: none, or a bit for each token, from the lowest of the first word on: 1 where it may be chosen.
-    /// Throws as Candidates::reset(), then nothing was drawn; a NaN that the mask rules out is not seen.
+    /// mask: empty, or a bit for each token, the lowest bit first: 1 where it may be chosen. Throws as
+    /// Candidates::reset(), before anything is drawn; a NaN that the mask rules out is ignored.
     int32_t sample(std::span<const float> logits, std::span<const uint32_t> mask, SamplerScratch& scratch);
 
   private:
@@ -75,39 +75,39 @@ class Sampler {
 
     SamplerOptions options_;
     std::mt19937_64 random_;
-    std::deque<int32_t> history_;  // only while penalties look at it
+    std::deque<int32_t> history_;  // only where penalties need it
     std::unordered_map<int32_t, int64_t> counts_;
-    std::vector<int32_t> dry_history_;  // only while DRY looks at it
+    std::vector<int32_t> dry_history_;  // only where DRY needs it
     double most_surprise_ = 0;          // mirostat's bound, in bits
 };
 
-/// Natural logarithms of probabilities, as a row of logits has them.
+/// Natural logarithms of probabilities, by the softmax of a row of logits.
 struct TokenLogprobs {
     float logprob = 0;
     std::vector<std::pair<int32_t, float>> top;
 };
-/// Of a token and of the n likeliest ones. Throws as Candidates::reset().
+/// Of a token, and of the n likeliest ones. Throws as Candidates::reset().
 TokenLogprobs token_logprobs(std::span<const float> logits, int32_t token, int64_t n,
                              SamplerScratch& scratch);
 
-/// A row to choose from. n_logprobs > 0: the logprobs, of the row as it came, are reported.
+/// A row to choose from. n_logprobs > 0: with the logprobs, of the row as it came, of so many tokens.
 struct RowToSample {
     Sampler* sampler = nullptr;
     std::span<const float> logits;
     std::span<const uint32_t> mask;
     int64_t n_logprobs = 0;
-    /// Tokens from here on are one choice, as Whisper's times are: where they are likelier together than the
-    /// likeliest one before them, it is one of them. Logprobs are then of what this and the mask leave. -1:
-    /// no.
+    /// Tokens from here on are one choice, as Whisper's timestamps are: if they are likelier together than
+    /// the likeliest token before them, one of them is chosen. Logprobs are then of what this and the mask
+    /// leave. -1: none.
     int64_t joint_from = -1;
 };
 struct Choice {
     int32_t token = 0;
     std::optional<TokenLogprobs> logprobs;
 };
-/// Calls its second argument for each item, with the number of the thread, which is below scratch.size().
+/// Calls its second argument for each item, with the index of the thread, which is below scratch.size().
 using Parallel = std::function<void(int64_t n, const std::function<void(int64_t item, int thread)>&)>;
-/// Samplers must differ. Where rows have errors that of the first is thrown, and the others are done.
+/// Samplers must differ. Where rows fail, the first one's error is thrown after all others are done.
 std::vector<Choice> sample_rows(std::span<const RowToSample> rows, std::span<SamplerScratch> scratch,
                                 const Parallel& parallel);
 

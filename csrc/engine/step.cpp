@@ -64,8 +64,8 @@ Tensor upload(Backend& backend, Scratch& scratch, const std::vector<int32_t>& va
     return t;
 }
 
-/// A token each, of sequences that have some: the same calls whatever the tokens and the lengths. The first
-/// token of a sequence is computed as a prompt, by other calls in some modes.
+/// Whether each sequence has one token and rows before it: such steps make the same backend calls whatever
+/// the tokens and lengths are, so that these can be captured. A first token is computed as a prompt.
 bool is_repeated(const Step& step) {
     return std::ranges::all_of(step.groups, [](const Step::Group& group) {
         return std::ranges::all_of(
@@ -73,13 +73,13 @@ bool is_repeated(const Step& step) {
     });
 }
 
-/// Whether rows of some layers have no slots: they will go from dense rows where they belong.
+/// Whether rows of some layers have no slots, since KvCache::place() will store them.
 bool is_placed(const Step& step) {
     return std::ranges::any_of(step.groups, [](const Step::Group& group) { return group.slots.empty(); });
 }
 
-/// The step in the backend's memory, its sequences placed, and its outputs. All of its numbers go there
-/// together, and are kept as long; where they are only counted they stay in the step, a plan has millions.
+/// The step as a batch in the backend's memory, and its outputs. All integers are uploaded together;
+/// `numbers` must live as long as the batch. On a dry backend they stay in the step: a plan has millions.
 Batch batch_of(Backend& backend, const Step& step, std::vector<int32_t>& numbers, Tensor& outputs) {
     Batch batch{.encoder_states = step.encoder_states,
                 .sequence = step.n_sequences() == 1 ? step.last : -1,
@@ -115,10 +115,10 @@ Batch batch_of(Backend& backend, const Step& step, std::vector<int32_t>& numbers
     return batch;
 }
 
-/// What the parts of a decoder hand on to each other: x, in host memory.
+/// x between two parts, in host memory.
 using Hidden = std::vector<float>;
 
-/// x after the layers of a part, in its scratch; before the first one's there is none.
+/// x after the layers of a part, in its scratch; before: x of the part before it, empty for the first.
 Tensor run_part(const Decoder& decoder, const Part& part, Scratch& scratch, const Step& step,
                 const Batch& batch, const Hidden& before, const StepObserver& observer) {
     const Tensor x = scratch.f32(batch.tokens.cols, decoder.config().d_model);
@@ -131,24 +131,24 @@ Tensor run_part(const Decoder& decoder, const Part& part, Scratch& scratch, cons
     return x;
 }
 
-/// Rows of x that are asked for, through the head to the host.
+/// The rows of x that have outputs, through the head to the host.
 void run_head(const Decoder& decoder, Scratch& scratch, Tensor x, Tensor outputs, Output output, float* out) {
-    constexpr int64_t kLogitRows = 32;  // the head's output is wide: a few rows at a time
+    constexpr int64_t kLogitRows = 32;  // logits are wide: a few rows at a time
     Backend& backend = *decoder.parts().back().backend;
     const int64_t n = outputs.cols;
     const Tensor states = scratch.f32(std::min(n, kLogitRows), x.cols);
     const Tensor logits = scratch.f32(states.rows, decoder.config().n_vocab);
-    const Tensor told = output == Output::logits   ? logits
-                        : output == Output::states ? states
-                                                   : Tensor(states.data, DType::I32, states.rows, 1);
+    const Tensor result = output == Output::logits   ? logits
+                          : output == Output::states ? states
+                                                     : Tensor(states.data, DType::I32, states.rows, 1);
     for (int64_t first = 0; first < n; first = next_chunk(first, n, kLogitRows, backend.dry())) {
         const int64_t some = std::min(kLogitRows, n - first);
         backend.gather(x, outputs.cols_of(first, some), states.rows_of(0, some));
         decoder.final_norm(states.rows_of(0, some));
         if (output != Output::states) decoder.logits(states.rows_of(0, some), logits.rows_of(0, some));
-        if (output == Output::tokens) backend.likeliest(logits.rows_of(0, some), told.rows_of(0, some));
+        if (output == Output::tokens) backend.likeliest(logits.rows_of(0, some), result.rows_of(0, some));
         if (!out) continue;
-        backend.download(out + first * told.cols, told, told.rows_of(0, some).bytes());
+        backend.download(out + first * result.cols, result, result.rows_of(0, some).bytes());
         for (int64_t i = first; output == Output::tokens && i < first + some; ++i)
             if (std::bit_cast<int32_t>(out[i]) < 0)
                 fail(ErrorCode::format, "the logits are NaN or infinite, or sample() has to choose here");
