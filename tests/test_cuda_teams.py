@@ -125,7 +125,7 @@ class WholeRows(NamedTuple):
         parts; 3: softmax, and sends weights."""
         tile, step = divmod(state.scores[block][warp], 4)
         if tile == self.tiles:
-            return step == 3 and self.soften(state, block, tile - 1)
+            return step == 3 and self.softmax_of_parts(state, block, tile - 1)
         if step == 0:
             return tile < state.done[block] + self.ring
         if step < 3:
@@ -134,14 +134,14 @@ class WholeRows(NamedTuple):
             if step == 2:
                 self.send_parts(state, tile)
             return True
-        return tile == 0 or self.soften(state, block, tile - 1)
+        return tile == 0 or self.softmax_of_parts(state, block, tile - 1)
 
     def send_parts(self, state: State, tile: int) -> None:
-        old = tile - self.part_slots  # softened in the step 3 of the tile after it
+        old = tile - self.part_slots  # its softmax is step 3 of the tile after it
         if old >= 0 and not all(self.passed(state, owner, old + 1, 3) for owner in range(BLOCKS)):
             raise Wrong(f"parts of tile {old} are overwritten")
 
-    def soften(self, state: State, block: int, tile: int) -> bool:
+    def softmax_of_parts(self, state: State, block: int, tile: int) -> bool:
         in_slot = range(tile % self.part_slots, self.tiles, self.part_slots)
         have = sum(at > 4 * other + 2 for other in in_slot for warps in state.scores for at in warps)
         if have < BLOCKS * WARPS * (tile // self.part_slots + 1):

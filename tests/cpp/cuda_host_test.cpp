@@ -106,7 +106,7 @@ __global__ void product(const uint16_t* a, const uint16_t* b, float* out) {
     const int lane = int(threadIdx.x);
     uint32_t left[4], right[4];
     load_matrices(left, shared + lane % 16 * 16 + lane / 16 * 8);
-    load_matrices_turned(right, shared + 256 + lane % 16 * 8);  // the second half again: unused
+    load_matrices_transposed(right, shared + 256 + lane % 16 * 8);  // the second half again: unused
     float d[4] = {1, 1, 1, 1};
     if (brain)
         multiply_add_bf16(d, left, right[0], right[1]);

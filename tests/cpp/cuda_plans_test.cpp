@@ -100,8 +100,9 @@ void attention_rows(const Device& device) {
         }
         std::printf("  %zu MiB", workspace >> 20);
         if (const auto shape = cuda::absorbed_shape(device, planned.args))
-            std::printf("  %s of %d, %d at once, %d of %d processors", shape->mailed ? "teams" : "clusters",
-                        shape->team, shape->teams, shape->team * shape->teams, device.processors);
+            std::printf("  %s of %d, %d at once, %d of %d processors",
+                        shape->via_memory ? "teams" : "clusters", shape->team, shape->teams,
+                        shape->team * shape->teams, device.processors);
         std::printf("\n");
     }
 }

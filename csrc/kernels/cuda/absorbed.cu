@@ -1,4 +1,4 @@
-// Absorbed decode attention: what of it is possible, and how it is shared out.
+// Absorbed decode attention: which calls it serves, and how these are divided among blocks.
 #include <algorithm>
 #include <optional>
 
@@ -10,8 +10,8 @@ namespace {
 
 constexpr int kMaxTeam = 32, kMaxHeads = 64, kMaxWideHeads = 32;
 constexpr int kMaxStages = 6, kGoodStages = 4;
-constexpr size_t kMostJobBytes = 32ull
-                                 << 20;  // of splits of sequences at once, unless these leave places free
+constexpr size_t kMostJobBytes =
+    32ull << 20;  // of partial results in a launch, unless that would leave blocks idle
 constexpr int kFirstCapability = 80;
 
 template <class Number>
@@ -19,7 +19,7 @@ Number round_up(Number n, Number unit) {
     return (n + unit - 1) / unit * unit;
 }
 
-// What is possible.
+// Which calls it serves.
 
 bool in_tiles(const Rows& rows) {
     const HeadBytes bytes = head_bytes(rows.dtype, rows.head_dim());
@@ -75,7 +75,7 @@ bool fits(const AttentionArgs& args) {
     if (args.n_heads > kMaxHeads || !fits_values(args.values, args.n_heads)) return false;
     const Rows& rows = args.values[0].stored;
     int wide = 0;
-    bool factors = false;  // which nobody multiplies scores of whole rows with
+    bool factors = false;  // of rows, with which scores of whole rows cannot be multiplied
     for (const ScoreTerm& term : args.scores) {
         factors |= term.row_scale && term.factors.base;
         if (term.stored.base != rows.base || term.stored.width != rows.width) return false;
@@ -87,7 +87,7 @@ bool fits(const AttentionArgs& args) {
     return fits_rows(rows) && wide <= 1 && by_heads <= 1;
 }
 
-// How it is shared out.
+// How a call is divided among blocks.
 
 const float* floats(Tensor t) { return t ? t.f32() : nullptr; }
 int64_t stride_of(Tensor t) { return static_cast<int64_t>(t.stride / sizeof(float)); }
@@ -116,7 +116,7 @@ HeadScores head_scores(const ScoreTerm& term, int n_heads) {
     return out;
 }
 
-/// The operands' and the stored planes' places in a stage and in a tile; how large those are.
+/// Offsets of the stored planes in a stage and of the operands in a tile; how large both are.
 void lay_out_rows(Absorbed& x) {
     AbsorbedLayout& at = x.at;
     const auto take = [](int& end, int bytes) { return std::exchange(end, end + round_up(bytes, 16)); };
@@ -137,27 +137,27 @@ void lay_out_rows(Absorbed& x) {
         x.residual.raw =
             take(at.stage_bytes, kTileTokens * (x.residual.raw_row + x.residual.rows.head_scales));
     }
-    at.turns = take(at.stage_bytes, x.head.table ? kTileTokens / 8 * x.head.n_rot * 4 : 0);
+    at.rope_rows = take(at.stage_bytes, x.head.table ? kTileTokens / 8 * x.head.n_rot * 4 : 0);
     at.factors = take(at.stage_bytes, x.head.has_factors ? x.head.factors_of_slice() * kTileTokens * 4 : 0);
     if (x.rows.panels) at.stage_bytes = round_up(at.stage_bytes, kPanelAlign);
 }
 
-/// A warp has heads of a slice for itself, and more than one tile is scored at once where heads are few: no
-/// more than there are, since barriers know only whether a round is odd. Who fills stages again does so after
-/// those of its phase: another must be full meanwhile.
-void share_scores(Absorbed& x, int stages, int tiles) {
+/// A score warp has heads of the slice for itself; where heads are few, more than one tile is scored at once,
+/// in as many phases. No more of them than tiles, since barriers tell only odd rounds from even ones; where
+/// rows are converted, a phase refills its own stages, so another one must be full meanwhile.
+void assign_score_warps(Absorbed& x, int stages, int tiles) {
     const int warps = score_warps_of(x.n_heads);
     x.workers = x.wide.dim ? warps : std::min(warps, x.rows.slice / x.head.dim);
     x.phases = std::min({warps / x.workers, x.converted ? stages - 1 : stages, tiles});
     const int columns = std::min(x.rows.piece, x.wide.dim ? x.rows.slice : x.head.dim);
-    x.rows.of_unit = 65536 * 8 / columns + 1;  // of at most 32
+    x.rows.of_unit = 65536 * 8 / columns + 1;  // exact for numerators of at most 32
 }
 
-/// With so many stages and tiles of converted rows.
+/// Offsets in shared memory, with so many stages and tiles of converted rows.
 void lay_out(Absorbed& x, int stages, int tiles) {
     AbsorbedLayout& at = x.at;
     constexpr int kWideWarps = 8, kFloat = sizeof(float);
-    share_scores(x, stages, tiles);
+    assign_score_warps(x, stages, tiles);
     int end = stages * at.stage_bytes;
     const auto take = [&](int bytes) { return std::exchange(end, end + round_up(bytes, 16)); };
     at.stages = stages;
@@ -169,11 +169,11 @@ void lay_out(Absorbed& x, int stages, int tiles) {
     at.slot_bytes = at.slot_heads * (kWeightStride + kFloat);
     at.weights = take(at.slots * at.slot_bytes);
     at.q = take(x.head.per_slice * x.head.dim * kFloat);
-    at.key_turns = take(x.head.dim / 16 * 32 * 16);
+    at.key_rotations = take(x.head.dim / 16 * 32 * 16);
     at.affine = take(x.head.row_scale || x.head.bias ? 4 * x.rows.slice : 0);
     at.scores = take(x.wide.dim ? x.head.per_slice * kTileTokens * kFloat : 0);
     at.sums = take(x.wide.dim ? kWideWarps * at.slot_heads * kSumStride * kFloat : 0);
-    at.parts = take(x.wide.dim && !x.mailed ? kPartSlots * x.n_heads * kTileTokens * kFloat : 0);
+    at.parts = take(x.wide.dim && !x.via_memory ? kPartSlots * x.n_heads * kTileTokens * kFloat : 0);
     at.references = take(x.own_heads * kFloat);
     at.state = take(x.phases * x.own_heads * (1 + kTileTokens) * kFloat);
     const int barriers = 2 * stages + tiles + at.slots + kPartSlots + 1 + x.phases * x.own_heads;
@@ -181,8 +181,8 @@ void lay_out(Absorbed& x, int stages, int tiles) {
     at.bytes = end;
 }
 
-/// As many stages as fit, or false: too few. A stage is filled again a tile later than it might be, and
-/// shares of whole rows' scores are sent a tile before softmax.
+/// As many stages as fit; false: too few do. A stage is refilled one tile late, and partial scores of whole
+/// rows are sent one tile before the softmax.
 bool fill_memory(Absorbed& x, size_t shared_bytes) {
     lay_out_rows(x);
     const int least = x.wide.dim ? 3 : 2;
@@ -194,8 +194,8 @@ bool fill_memory(Absorbed& x, size_t shared_bytes) {
     return false;
 }
 
-/// Slices for a team of so many blocks, or false.
-bool share_columns(Absorbed& x, int team, size_t shared_bytes) {
+/// Divides columns and heads among a team of so many blocks; false if that is not possible.
+bool divide_columns(Absorbed& x, int team, size_t shared_bytes) {
     const int width = x.rows.width, unit = has_groups(x.residual.rows.dtype) ? 32 : kGroupColumns;
     if (x.n_heads % team || width % (team * kGroupColumns)) return false;
     x.team = team;
@@ -209,8 +209,9 @@ bool share_columns(Absorbed& x, int team, size_t shared_bytes) {
         x.rows.by_heads ? x.rows.pieces * (x.rows.rows.head_elements + x.rows.rows.head_scales) * kTileTokens
                         : bytes_of(x.rows.rows.dtype, slice);
     if (slice > kMaxSlice || (stored < width && slice % stored)) return false;
-    x.rows.panels = !x.mailed && !x.converted && slice % kPanelColumns == 0 && stored % kPanelColumns == 0;
-    x.rows.at_once = x.rows.panels || (!x.mailed && x.converted && x.rows.by_heads);
+    x.rows.panels =
+        !x.via_memory && !x.converted && slice % kPanelColumns == 0 && stored % kPanelColumns == 0;
+    x.rows.at_once = x.rows.panels || (!x.via_memory && x.converted && x.rows.by_heads);
     x.residual.slice = x.residual.width ? round_up((x.residual.width + team - 1) / team, unit) : 0;
     const int groups = (slice + x.residual.slice) / kGroupColumns;
     if (groups > kProductWarps * (x.n_heads > 32 ? 4 : 5)) return false;
@@ -222,12 +223,12 @@ bool share_columns(Absorbed& x, int team, size_t shared_bytes) {
     return fill_memory(x, shared_bytes);
 }
 
-/// How many run at once: a block has a processor's shared memory.
+/// How many teams run at once: a block takes a multiprocessor's shared memory.
 int teams_at_once(const Absorbed& x, const Device& device, int team) {
-    return x.mailed || team == 1 ? device.processors / team : device.clusters[team];
+    return x.via_memory || team == 1 ? device.processors / team : device.clusters[team];
 }
 
-/// So many that the last of the waves, in which teams run, is nearly full; more waves cost a little.
+/// The number of splits with which the last wave of teams is nearly full; more waves cost a little.
 int splits_of(int sequences, int teams, int most_jobs) {
     constexpr double kWaveCost = 0.02;
     const int most = std::min({(teams + sequences - 1) / sequences + 3, kMaxSplits, most_jobs / sequences});
@@ -244,33 +245,33 @@ int splits_of(int sequences, int teams, int most_jobs) {
     return best;
 }
 
-/// The smallest cluster that fits. The smallest team with enough stages, since weights that go through device
-/// memory are longer on their way, else the one with the most. False: none fits.
+/// The smallest cluster that fits. Without clusters the smallest team with enough stages, since weights take
+/// longer through device memory, else the one with the most. False: none fits.
 bool choose_team(Absorbed& x, const Device& device) {
-    const int most = std::min(x.mailed ? kMaxTeam : kMaxCluster, device.processors);
-    const int enough = x.mailed ? kGoodStages : 1;
+    const int most = std::min(x.via_memory ? kMaxTeam : kMaxCluster, device.processors);
+    const int enough = x.via_memory ? kGoodStages : 1;
     int best = 0, stages = 0;
     for (int team = 1; team <= most && stages < enough; ++team) {
-        if (teams_at_once(x, device, team) == 0 || !share_columns(x, team, device.shared_bytes) ||
+        if (teams_at_once(x, device, team) == 0 || !divide_columns(x, team, device.shared_bytes) ||
             x.at.stages <= stages)
             continue;
         best = team;
         stages = x.at.stages;
     }
     x.teams = best > 0 ? teams_at_once(x, device, best) : 0;
-    return best > 0 && share_columns(x, best, device.shared_bytes);
+    return best > 0 && divide_columns(x, best, device.shared_bytes);
 }
 
-/// Clusters where the device has some that are large enough.
+/// Clusters where the device has large enough ones.
 bool choose_teams(Absorbed& x, const Device& device) {
-    x.mailed = device.capability != kClusterCapability;
+    x.via_memory = device.capability != kClusterCapability;
     if (choose_team(x, device)) return true;
-    if (x.mailed) return false;
-    x.mailed = true;
+    if (x.via_memory) return false;
+    x.via_memory = true;
     return choose_team(x, device);
 }
 
-/// Of any sequences.
+/// For any sequences; nullopt: such terms are not served.
 std::optional<Absorbed> plan(const Device& device, const AttentionArgs& args) {
     if (device.capability < kFirstCapability || !fits(args)) return std::nullopt;
     Absorbed x{.n_heads = args.n_heads,
@@ -304,35 +305,35 @@ std::optional<Absorbed> plan(const Device& device, const AttentionArgs& args) {
     x.bf16 = x.rows.rows.dtype == DType::BF16;
     x.converted = !x.bf16 && x.rows.rows.dtype != DType::F16;
     if (!choose_teams(x, device)) return std::nullopt;
-    if (x.mailed) {
-        x.mail.team_counts = x.wide.dim ? x.team * kPartSlots : 0;
-        x.mail.team_words = x.at.slots * x.n_heads * kMailWords;
-        x.mail.team_parts = x.wide.dim ? x.team * kPartSlots * x.n_heads * kTileTokens : 0;
+    if (x.via_memory) {
+        x.exchange.team_counts = x.wide.dim ? x.team * kPartSlots : 0;
+        x.exchange.team_words = x.at.slots * x.n_heads * kExchangeWords;
+        x.exchange.team_parts = x.wide.dim ? x.team * kPartSlots * x.n_heads * kTileTokens : 0;
     }
     return x;
 }
 
-/// Bytes of so many jobs, splits of sequences; where they are in a workspace, if there is one, is set in x.
-size_t share_workspace(Absorbed& x, size_t jobs, std::byte* workspace) {
+/// Bytes for so many jobs, splits of sequences. Sets x's pointers into the workspace, if there is one.
+size_t divide_workspace(Absorbed& x, size_t jobs, std::byte* workspace) {
     size_t end = 0;
     const auto take = [&]<class T>(T*& part, size_t bytes) {
         if (workspace) part = reinterpret_cast<T*>(workspace + end);
         end += round_up(bytes, size_t{16});
     };
-    if (x.mailed) {
+    if (x.via_memory) {
         const size_t teams = std::min(jobs, size_t(x.teams));
-        take(x.mail.counts, teams * x.mail.team_counts * kCountBytes);
-        take(x.mail.words, teams * x.mail.team_words * sizeof(uint64_t));
-        take(x.mail.parts, teams * x.mail.team_parts * sizeof(float));
+        take(x.exchange.counts, teams * x.exchange.team_counts * kCountBytes);
+        take(x.exchange.words, teams * x.exchange.team_words * sizeof(uint64_t));
+        take(x.exchange.parts, teams * x.exchange.team_parts * sizeof(float));
     }
     take(x.partial, jobs * x.n_heads * x.columns * sizeof(float));
     take(x.ends, jobs * x.n_heads * 2 * sizeof(float));
     return end;
 }
 
-/// Jobs of a launch: as many as memory is for, at least as many as run at once.
+/// The most jobs of a launch: as many as kMostJobBytes allow, at least as many as run at once.
 int most_jobs(Absorbed& x) {
-    const size_t fit = kMostJobBytes / share_workspace(x, 1, nullptr), teams = x.teams;
+    const size_t fit = kMostJobBytes / divide_workspace(x, 1, nullptr), teams = x.teams;
     return static_cast<int>(std::clamp(fit, teams, kMaxSplits * teams));
 }
 
@@ -342,7 +343,7 @@ std::optional<AbsorbedShape> absorbed_shape(const Device& device, const Attentio
     std::optional<Absorbed> x = plan(device, args);
     if (!x) return std::nullopt;
     const int jobs = most_jobs(*x);
-    return AbsorbedShape{x->team, x->teams, jobs, x->mailed, share_workspace(*x, jobs, nullptr)};
+    return AbsorbedShape{x->team, x->teams, jobs, x->via_memory, divide_workspace(*x, jobs, nullptr)};
 }
 
 bool absorbed_can(const Device& device, const AttentionArgs& args) { return plan(device, args).has_value(); }
@@ -361,8 +362,8 @@ void absorbed(const Device& device, const AttentionArgs& args, const PlacedSeque
         x.placed = placed + first;
         x.sequences = std::min(jobs, n_placed - first);
         x.splits = splits_of(x.sequences, x.teams, jobs);
-        share_workspace(x, size_t(x.sequences) * x.splits, workspace);
-        x.mailed ? absorbed_teams(device, x) : absorbed_clusters(device, x);
+        divide_workspace(x, size_t(x.sequences) * x.splits, workspace);
+        x.via_memory ? absorbed_teams(device, x) : absorbed_clusters(device, x);
         absorbed_merge(device, x);
     }
 }

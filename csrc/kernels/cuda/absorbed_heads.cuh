@@ -1,37 +1,37 @@
-// Scores of a tile that are read head by head, of the heads of a block's slice.
+// Scores of a tile by heads, for the heads of a block's slice.
 //
-// With rotation on read: a row at position 8 o + g is turned by the rows 8 o and g of the table,
-// q . R(8 o + g) k = (R(8 o)^T q) . (R(g) k). What keys are turned by is always the same, as lane 4 g + m of
-// a product has the tokens g and g + 8; queries are turned for the four o of a tile, and become the
-// eight columns of a product, each as two f16 that add up to it. A warp does that by itself, in registers.
+// RoPE on read, in two steps: the row at position 8 o + g is rotated by rows 8 o and g of the RoPE table, q .
+// R(8 o + g) k = (R(8 o)^T q) . (R(g) k). The factors of keys never change, since lane 4 g + m of an mma has
+// the tokens g and g + 8. Queries are rotated for the four o of a tile and become the eight columns of an
+// mma, each as two f16 that add up to it. A warp does that by itself, in registers.
 #pragma once
 
 #include "kernels/cuda/absorbed_scores.cuh"
 
 namespace slimrt::cuda {
 
-constexpr int kSteps = kMaxDim / 16;  // of 16 columns
+constexpr int kSteps = kMaxDim / 16;  // mma steps of 16 columns
 
-/// Keys are multiplied as f16: from bf16 shrunk into its range, which queries make up for.
+/// Keys are multiplied as f16. Those of bf16 are scaled into its range, for which queries make up.
 template <class Operand>
-constexpr float key_unit = Operand::kBrain ? 1.0f / 64 : 1.0f;
+constexpr float key_unit = Operand::kBf16 ? 1.0f / 64 : 1.0f;
 
-enum class Turning { none, halves, neighbours };  // no rotation, pairs (i, i + n_rot / 2), (2 i, 2 i + 1)
+enum class Rotation { none, neox, interleaved };  // pairs (i, i + n_rot / 2), (2 i, 2 i + 1)
 
-/// Chunks of 8 columns that step i multiplies: partners of each other where pairs are halves apart.
+/// The chunks of 8 columns that step i multiplies: with NeoX pairs they are partners in rotation.
 struct Chunks {
     int a, b;
     __device__ Chunks(int half, int i) : a(i < half ? i : 2 * i), b(i < half ? i + half : 2 * i + 1) {}
 };
 
-/// Chunks in half of what turns, where pairs are that far apart.
+/// Chunks in half of the rotated columns, with NeoX pairs; else 0.
 __device__ inline int half_chunks(const HeadScores& head) {
     return head.interleaved || !head.table ? 0 : head.n_rot / 16;
 }
 
-/// Number t of what a lane's keys are turned by in step i: a cosine and a signed sine for each of two columns
-/// of chunk a, then of b, as the table has them but for what it is scaled by.
-__device__ inline float key_turn(const HeadScores& head, int i, int lane, int t) {
+/// Factor t of a lane's keys in step i: cosine and signed sine for each of two columns of chunk a, then of
+/// chunk b, as in the RoPE table but without its magnitude.
+__device__ inline float key_rotation(const HeadScores& head, int i, int lane, int t) {
     const Chunks chunks(half_chunks(head), i);
     const int column = 8 * (t < 4 ? chunks.a : chunks.b) + lane % 4 * 2 + t % 2;
     const bool sine = t % 4 >= 2;
@@ -43,18 +43,18 @@ __device__ inline float key_turn(const HeadScores& head, int i, int lane, int t)
     return sine ? (first ? -row[1] : row[1]) * scale : row[0] * scale;
 }
 
-/// [step][lane] of them, four words. Exactly: in f32 those that differ in more than sign, cosines and sines
-/// of both columns where pairs are halves apart, else of both chunks. Of codes, which are f16 by now and are
-/// turned as they are, all eight as pairs of f16.
+/// Stores [step][lane] of these factors, four words each. In f32 only those that differ in more than sign:
+/// with NeoX pairs cosines and sines of both columns, else of both chunks. Codes, which are f16 by now, are
+/// rotated in f16, by all eight factors as pairs of f16.
 template <class Operand>
-__device__ void prepare_turns(const Absorbed& x, int thread, int threads) {
-    auto* const to = reinterpret_cast<uint4*>(shared_memory() + x.at.key_turns);
+__device__ void prepare_key_rotations(const Absorbed& x, int thread, int threads) {
+    auto* const to = reinterpret_cast<uint4*>(shared_memory() + x.at.key_rotations);
     for (int i = thread; i < x.head.dim / 16 * 32; i += threads) {
-        const auto turn = [&](int t) { return key_turn(x.head, i / 32, i % 32, t); };
-        const auto number = [&](int t) { return __float_as_uint(turn(t) * key_unit<Operand>); };
+        const auto factor = [&](int t) { return key_rotation(x.head, i / 32, i % 32, t); };
+        const auto number = [&](int t) { return __float_as_uint(factor(t) * key_unit<Operand>); };
         if (Operand::kConverted)
-            to[i] = {pair_f16(turn(0), turn(1)), pair_f16(turn(2), turn(3)), pair_f16(turn(4), turn(5)),
-                     pair_f16(turn(6), turn(7))};
+            to[i] = {pair_f16(factor(0), factor(1)), pair_f16(factor(2), factor(3)),
+                     pair_f16(factor(4), factor(5)), pair_f16(factor(6), factor(7))};
         else if (x.head.interleaved)
             to[i] = {number(0), number(4), number(3), number(7)};
         else
@@ -73,19 +73,20 @@ struct HeadScorer {
     __device__ const HeadScores& head() const { return x.head; }
 
     __device__ HeadScorer(const Absorbed& x, int lane) : x(x), lane(lane) {}
-    __device__ void read_turns(int i, uint32_t (&to)[kWords]) const {
-        const uint4 four = reinterpret_cast<const uint4*>(shared_memory() + x.at.key_turns)[32 * i + lane];
+    __device__ void read_key_rotation(int i, uint32_t (&to)[kWords]) const {
+        const uint4 four =
+            reinterpret_cast<const uint4*>(shared_memory() + x.at.key_rotations)[32 * i + lane];
         to[0] = four.x;
         to[1] = four.y;
         to[2] = four.z;
         to[3] = four.w;
     }
 
-    /// Keys, as they are stored, scaled, biased and turned: two rows' two columns of chunk a, the same of
-    /// chunk b.
-    template <Turning kTurning, bool kAffine>
-    __device__ void turn_half(uint32_t (&a)[4], const uint32_t (&turns)[kWords],
-                              const uint32_t* const (&affine)[2]) const {
+    /// Applies scale, bias and RoPE to keys as they are stored: two rows' two columns of chunk a, then of
+    /// chunk b. Here in f16, below in f32.
+    template <Rotation kRotation, bool kAffine>
+    __device__ void rotate_f16(uint32_t (&a)[4], const uint32_t (&rotation)[kWords],
+                               const uint32_t* const (&affine)[2]) const {
         if constexpr (kAffine) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
@@ -93,18 +94,18 @@ struct HeadScorer {
                 a[j] = multiply_add_pair(a[j], of[0], of[x.rows.slice / 2]);
             }
         }
-        if (kTurning == Turning::none) return;
+        if (kRotation == Rotation::none) return;
         uint32_t other[4] = {a[2], a[3], a[0], a[1]};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            if (kTurning == Turning::neighbours) other[j] = a[j] << 16 | a[j] >> 16;
+            if (kRotation == Rotation::interleaved) other[j] = a[j] << 16 | a[j] >> 16;
             const int t = j / 2 * 2;
-            a[j] = multiply_add_pair(other[j], turns[t + 1], multiply_add_pair(a[j], turns[t], 0));
+            a[j] = multiply_add_pair(other[j], rotation[t + 1], multiply_add_pair(a[j], rotation[t], 0));
         }
     }
-    template <Turning kTurning, bool kAffine>
-    __device__ void turn_exactly(uint32_t (&a)[4], const uint32_t (&turns)[kWords],
-                                 const uint32_t* const (&affine)[2]) const {
+    template <Rotation kRotation, bool kAffine>
+    __device__ void rotate_f32(uint32_t (&a)[4], const uint32_t (&rotation)[kWords],
+                               const uint32_t* const (&affine)[2]) const {
         float key[4][2];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -124,34 +125,34 @@ struct HeadScorer {
         }
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            float turned[2];
+            float rotated[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                constexpr bool kApart = kTurning == Turning::halves;
+                constexpr bool kApart = kRotation == Rotation::neox;
                 const int t = kApart ? i : j / 2;
                 const bool first = kApart ? j < 2 : i == 0;
                 const float other = kApart ? key[j ^ 2][i] : key[j][1 - i],
-                            sine = __uint_as_float(turns[2 + t]);
-                turned[i] = key[j][i] * (kTurning == Turning::none ? kUnit : __uint_as_float(turns[t]));
-                if (kTurning != Turning::none) turned[i] += other * (first ? -sine : sine);
+                            sine = __uint_as_float(rotation[2 + t]);
+                rotated[i] = key[j][i] * (kRotation == Rotation::none ? kUnit : __uint_as_float(rotation[t]));
+                if (kRotation != Rotation::none) rotated[i] += other * (first ? -sine : sine);
             }
-            a[j] = pair_f16(turned[0], turned[1]);
+            a[j] = pair_f16(rotated[0], rotated[1]);
         }
     }
 
-    /// Two chunks of 8 columns that a step multiplies: where the tile has this lane's part of them, and their
-    /// queries, key turns, and the rows of the rope table for the lane's eight tokens.
+    /// A step's two chunks of 8 columns: this lane's part of them in the tile, their queries, the RoPE
+    /// table's rows R(8 o), and the channels' scales and biases.
     struct Step {
         const unsigned char* keys;
-        const float *q[2], *turns;
+        const float *q[2], *rotation;
         const uint32_t* affine[2];
         int number, column;  // of the first chunk
     };
 
-    /// What of a query at two columns a lane multiplies with: one of two f16 that add up to it. One is enough
-    /// beside rows that hold no more.
+    /// The part of a query's two columns that this lane multiplies with: one of two f16 that add up to it.
+    /// One f16 is enough where rows hold no more.
     __device__ uint32_t part_of(float2 x) const {
-        constexpr bool kWhole = Operand::kBrain || Operand::kConverted;
+        constexpr bool kWhole = Operand::kBf16 || Operand::kConverted;
         const bool second = lane / 4 % 2;
         const uint32_t both = pair_f16(x.x, x.y);
         if (kWhole) return second ? 0 : both;
@@ -160,42 +161,42 @@ struct HeadScorer {
         return second ? rest : both;
     }
 
-    /// A step of both halves of a tile; kApart: its chunks are half of what turns apart, and turn each other.
-    template <Turning kTurning, bool kAffine, bool kApart>
+    /// A step for both halves of a tile; kApart: its chunks are partners in rotation (NeoX pairs).
+    template <Rotation kRotation, bool kAffine, bool kApart>
     __device__ void multiply(const Step& step, float (&sum)[2][4]) const {
         float2 a = *reinterpret_cast<const float2*>(step.q[0]),
                b = *reinterpret_cast<const float2*>(step.q[1]);
         if constexpr (kApart) {
-            const float4 t = *reinterpret_cast<const float4*>(step.turns);
+            const float4 t = *reinterpret_cast<const float4*>(step.rotation);
             const float2 first = a;
             a = {t.x * a.x + t.y * b.x, t.z * a.y + t.w * b.y};
             b = {t.x * b.x - t.y * first.x, t.z * b.y - t.w * first.y};
-        } else if constexpr (kTurning == Turning::neighbours) {
-            const auto turn = [&](float2 x, const float* at) -> float2 {
+        } else if constexpr (kRotation == Rotation::interleaved) {
+            const auto rotate = [&](float2 x, const float* at) -> float2 {
                 const float2 t = *reinterpret_cast<const float2*>(at);
                 return {t.x * x.x + t.y * x.y, t.x * x.y - t.y * x.x};
             };
-            if (step.column < head().n_rot) a = turn(a, step.turns);
-            if (step.column + 8 < head().n_rot) b = turn(b, step.turns + 8);
+            if (step.column < head().n_rot) a = rotate(a, step.rotation);
+            if (step.column + 8 < head().n_rot) b = rotate(b, step.rotation + 8);
         }
         const uint32_t q[2] = {part_of(a), part_of(b)};
-        uint32_t turns[kWords];
-        read_turns(step.number, turns);
+        uint32_t rotation[kWords];
+        read_key_rotation(step.number, rotation);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             uint32_t key[4];
             load_matrices(key, step.keys + 16 * r * x.rows.stride);
-            constexpr Turning kKeys = kTurning == Turning::halves && !kApart ? Turning::none : kTurning;
+            constexpr Rotation kKeys = kRotation == Rotation::neox && !kApart ? Rotation::none : kRotation;
             if constexpr (Operand::kConverted)
-                turn_half<kKeys, kAffine>(key, turns, step.affine);
+                rotate_f16<kKeys, kAffine>(key, rotation, step.affine);
             else
-                turn_exactly<kKeys, kAffine>(key, turns, step.affine);
+                rotate_f32<kKeys, kAffine>(key, rotation, step.affine);
             multiply_add_f16(sum[r], key, q[0], q[1]);
         }
     }
 
-    template <Turning kTurning, bool kAffine>
-    __device__ float score_as(const unsigned char* tile, const float* turns_of_octets, int column,
+    template <Rotation kRotation, bool kAffine>
+    __device__ float score_as(const unsigned char* tile, const float* rope_rows, int column,
                               int head_in_slice) const {
         const unsigned char* const shared = shared_memory();
         const int own = lane % 4 * 2, steps = head().dim / 16, apart = half_chunks(head());
@@ -204,50 +205,50 @@ struct HeadScorer {
         };
         const float* const q =
             reinterpret_cast<const float*>(shared + x.at.q) + head_in_slice * head().dim + own;
-        const float* const octet = turns_of_octets + lane / 8 * head().n_rot;
+        const float* const octet = rope_rows + lane / 8 * head().n_rot;
         const uint32_t* const affine =
             reinterpret_cast<const uint32_t*>(shared + x.at.affine) + column / 2 + lane % 4;
-        float sum[2][4] = {};  // of 16 rows each
-        if (kTurning == Turning::halves) {
+        float sum[2][4] = {};  // for 16 rows each
+        if (kRotation == Rotation::neox) {
             const int second = lane < 16 ? 0 : apart;
 #pragma unroll 4
             for (int i = 0; i < apart; ++i)
-                multiply<kTurning, kAffine, true>({keys_at(i + second),
-                                                   {q + 8 * i, q + 8 * (apart + i)},
-                                                   octet + 2 * (8 * i + own),
-                                                   {affine + 4 * i, affine + 4 * (apart + i)},
-                                                   i,
-                                                   8 * i},
-                                                  sum);
+                multiply<kRotation, kAffine, true>({keys_at(i + second),
+                                                    {q + 8 * i, q + 8 * (apart + i)},
+                                                    octet + 2 * (8 * i + own),
+                                                    {affine + 4 * i, affine + 4 * (apart + i)},
+                                                    i,
+                                                    8 * i},
+                                                   sum);
         }
         const int second = lane < 16 ? 0 : 1;
 #pragma unroll 4
         for (int i = apart; i < steps; ++i)
-            multiply<kTurning, kAffine, false>({keys_at(2 * i + second),
-                                                {q + 16 * i, q + 16 * i + 8},
-                                                octet + 16 * i + own,
-                                                {affine + 8 * i, affine + 8 * i + 4},
-                                                i,
-                                                16 * i + own},
-                                               sum);
-        const int octets = lane % 4;  // that this lane has sums of: token 8 octets + lane / 4
+            multiply<kRotation, kAffine, false>({keys_at(2 * i + second),
+                                                 {q + 16 * i, q + 16 * i + 8},
+                                                 octet + 16 * i + own,
+                                                 {affine + 8 * i, affine + 8 * i + 4},
+                                                 i,
+                                                 16 * i + own},
+                                                sum);
+        const int octets = lane % 4;  // whose sums this lane has: token 8 octets + lane / 4
         const float mine = octets < 2 ? (octets % 2 ? sum[0][2] + sum[0][3] : sum[0][0] + sum[0][1])
                                       : (octets % 2 ? sum[1][2] + sum[1][3] : sum[1][0] + sum[1][1]);
         return __shfl_sync(~0u, mine, lane % 8 * 4 + lane / 8);
     }
 
-    /// The score of row `lane` of a tile with one query head, still without factors; `turns`: rows of the
-    /// rope table, of every eighth token; column: where its key begins in the slice.
-    __device__ float score(const unsigned char* tile, const float* turns, int column,
+    /// The score of row `lane` of a tile for one query head, without factors. rotation: the RoPE table's rows
+    /// of every eighth token; column: where the head's key begins in the slice.
+    __device__ float score(const unsigned char* tile, const float* rotation, int column,
                            int head_in_slice) const {
-        const auto as = [&]<Turning kTurning>() {
+        const auto as = [&]<Rotation kRotation>() {
             return head().row_scale || head().bias
-                       ? score_as<kTurning, true>(tile, turns, column, head_in_slice)
-                       : score_as<kTurning, false>(tile, turns, column, head_in_slice);
+                       ? score_as<kRotation, true>(tile, rotation, column, head_in_slice)
+                       : score_as<kRotation, false>(tile, rotation, column, head_in_slice);
         };
-        if (!head().table) return as.template operator()<Turning::none>();
-        if (head().interleaved) return as.template operator()<Turning::neighbours>();
-        return as.template operator()<Turning::halves>();
+        if (!head().table) return as.template operator()<Rotation::none>();
+        if (head().interleaved) return as.template operator()<Rotation::interleaved>();
+        return as.template operator()<Rotation::neox>();
     }
 };
 

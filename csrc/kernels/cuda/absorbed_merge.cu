@@ -1,5 +1,5 @@
-// The last part of an absorbed attention: its splits, each query's own row and what out held before, merged
-// in f32.
+// The last step of an absorbed attention: merges, in f32, its splits, each query's own row and the earlier
+// result in out, by log-sum-exp (as flash-decoding does).
 #include "kernels/cuda/absorbed_plan.h"
 
 namespace slimrt::cuda {
@@ -17,7 +17,7 @@ __device__ float block_sum(float sum) {
     return sum;
 }
 
-/// This thread's part of q . rotate(fresh * scale * factor + bias).
+/// This thread's part of q . rope(fresh * scale * factor + bias).
 __device__ float fresh_head_score(const HeadScores& head, int64_t token, int64_t position, int of) {
     const int first = of / head.group * head.dim;
     const float* const q = head.q + token * head.q_stride + int64_t(of) * head.q_head;
@@ -31,11 +31,11 @@ __device__ float fresh_head_score(const HeadScores& head, int64_t token, int64_t
     };
     float sum = 0;
     for (int pair = static_cast<int>(threadIdx.x); pair < head.dim / 2; pair += kMergeThreads) {
-        const bool turns = head.table && pair < head.n_rot / 2, apart = turns && !head.interleaved;
+        const bool rotates = head.table && pair < head.n_rot / 2, apart = rotates && !head.interleaved;
         const int c = apart ? pair : 2 * pair, d = apart ? pair + head.n_rot / 2 : c + 1;
         const float a = key(c), b = key(d);
-        const float* const turn = head.table + position * head.n_rot + 2 * pair;
-        const float cosine = turns ? turn[0] : 1, sine = turns ? turn[1] : 0;
+        const float* const rope_row = head.table + position * head.n_rot + 2 * pair;
+        const float cosine = rotates ? rope_row[0] : 1, sine = rotates ? rope_row[1] : 0;
         sum += q[c] * (cosine * a - sine * b) + q[d] * (sine * a + cosine * b);
     }
     return sum;
@@ -64,13 +64,13 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
     const float before = x.merge ? *lse : -__builtin_inff(), sink = x.finish.sink(head);
     float high = max(max(own, before), sink), total = 0;
     for (int i = 0; i < x.splits; ++i) high = max(high, ends[i].x);
-    const float reference = high > -__builtin_inff() ? high : 0;  // nothing seen, or only NaN
+    const float reference = high > -__builtin_inff() ? high : 0;  // no visible row, or only NaN
     for (int i = 0; i < x.splits; ++i) total += __expf(ends[i].x - reference) * ends[i].y;
     const float own_weight = sequence.fresh ? __expf(own - reference) : 0;
     const float kept_weight = __expf(before - reference);
     total += own_weight + kept_weight + __expf(sink - reference);
     const float share = total == 0 ? 0 : 1 / total;
-    if (thread < x.splits)  // 0: there are no sums
+    if (thread < x.splits)  // 0: nothing was written to partial
         weights[thread] = ends[thread].y == 0 ? 0 : __expf(ends[thread].x - reference) * share;
     __syncthreads();
     if (lse && blockIdx.x == 0 && thread == 0) *lse = reference + logf(total);
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
         if (sequence.fresh) add(own_weight * share, values.fresh + token * values.fresh_stride + within);
         const float* const partial = x.partial + (job * x.n_heads + head) * x.columns + column;
         const int64_t next = int64_t(x.n_heads) * x.columns;
-#pragma unroll 8  // so many are read at once
+#pragma unroll 8  // loads in flight
         for (int i = 0; i < x.splits; ++i) add(weights[i], partial + i * next);
         add(kept_weight * share, out);
         *reinterpret_cast<float4*>(out) = sum;
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
 }  // namespace
 
 void absorbed_merge(const Device& device, const Absorbed& x) {
-    // What is merged with is read before it is written: a head's lse by one block then.
+    // lse must be read before it is written: with merge one block has all columns of a head.
     const unsigned chunks = x.merge ? 1 : (x.columns + kMergeColumns - 1) / kMergeColumns;
     launch(device, merge_kernel, {.grid = dim3(chunks, x.n_heads, x.sequences), .block = dim3(kMergeThreads)},
            x);

@@ -1,5 +1,5 @@
-// How an absorbed attention is shared out, as the host decides it and as kernels see it. A team of blocks
-// takes a split of a sequence; each of its blocks a slice of the columns and as large a share of the heads.
+// How an absorbed attention is divided, as the host plans it and kernels read it. A team of blocks takes a
+// split of a sequence; each of its blocks a slice of the columns and an equal share of the heads.
 #pragma once
 
 #include <cuda.h>
@@ -11,36 +11,37 @@
 namespace slimrt::cuda {
 
 inline constexpr int kTileTokens = 32;    // a tile is a block of the cache
-inline constexpr int kGroupColumns = 16;  // what two products of 8 columns take at once
+inline constexpr int kGroupColumns = 16;  // of two mma of 8 columns
 inline constexpr int kMaxSlice = 512, kMaxDim = 128;
 inline constexpr int kProductWarps = 8;
-/// Of so many query heads; registers are for 16 warps, of more heads for 12.
+/// For so many query heads; registers are for 16 warps a block, with more heads for 12.
 __host__ __device__ constexpr int score_warps_of(int n_heads) { return n_heads > 32 ? 4 : 8; }
-inline constexpr int kWeightStride = 80;  // bytes between heads of 32 softmax weights, none in the same banks
+inline constexpr int kWeightStride = 80;  // bytes between heads of 32 softmax weights, without bank conflicts
 inline constexpr int kSumStride = 36;     // floats between heads of 32 partial scores
-inline constexpr int kPartSlots = 4;      // tiles whose partial scores may be on their way
-inline constexpr int kPad = 16;           // bytes after a row of a tile, so that 8 rows lie in all banks
-/// Or a tile is panels of 64 columns, [kTileTokens][kPanelRow], as copies of boxes bring them (tensor_map.h).
+inline constexpr int kPartSlots = 4;      // tiles whose partial scores may be in flight
+inline constexpr int kPad = 16;  // bytes after a row of a tile, so that 8 rows have no bank conflicts
+/// Or a tile is panels of 64 columns, [kTileTokens][kPanelRow], as TMA loads boxes (tensor_map.h).
 inline constexpr int kPanelColumns = 64, kPanelRow = 128, kPanelBytes = kTileTokens * kPanelRow;
 inline constexpr int kPanelAlign = 8 * kPanelRow;
 
-/// A plane of rows whose columns the blocks of a team share.
+/// A plane whose columns are divided among the blocks of a team.
 struct AbsorbedPlane {
     RowsView rows;
-    int width = 0, slice = 0;   // columns, and of them a block's (the last blocks may have fewer)
-    bool by_heads = false;      // stored in several heads, of which a slice has whole ones
+    int width = 0, slice = 0;   // columns; a block's columns (the last blocks may have fewer)
+    bool by_heads = false;      // stored by heads, of which a slice has whole ones
     int slice_bytes = 0;        // from slice to slice in a block of the cache
-    int tile = 0, stride = 0;   // where a tile of operands has it, and bytes from row to row
-    bool panels = false;        // of such a tile
-    bool at_once = false;       // a cluster's copies bring a slice of all rows by one of them
-    int raw = 0;                // where a stage has it as it is stored, if it is converted: pieces, each
+    int tile = 0, stride = 0;   // offset in a tile of operands, and bytes from row to row there
+    bool panels = false;        // the tile is made of panels
+    bool at_once = false;       // clusters: one copy loads a slice of all rows
+    int raw = 0;                // if converted: offset in a stage, as stored, of pieces, each
     int pieces = 1, piece = 0;  // of so many columns, a stored head or the slice,
-    int of_piece = 0;           // (its number is i * of_piece / 2^16 for columns [8 i, 8 i + 8))
-    int of_unit = 0;            // i * of_unit / 2^16: i by what a warp converts of a piece, in eights
-    int raw_row = 0;            // and so many bytes from row to row,
-    int raw_piece = 0;          // and from piece to piece, scales with them
+    int of_piece = 0;           // columns [8 i, 8 i + 8) are in piece i * of_piece / 2^16
+    int of_unit = 0;            // i * of_unit / 2^16: i divided by what a warp converts of a piece, in eights
+    int raw_row = 0;            // bytes from row to row of a piece,
+    int raw_piece = 0;          // and from piece to piece, with scales
 
-    /// Where columns [8 i, 8 i + 8) of a row of the tile are. kPanels: whether they may be in panels.
+    /// Offset of columns [8 i, 8 i + 8) of a row in the tile, in panels by TMA's swizzle of 128 bytes.
+    /// kPanels: whether there may be panels.
     template <bool kPanels>
     __device__ int eight_at(int row, int i) const {
         if (!kPanels || !panels) return row * stride + 16 * i;
@@ -48,7 +49,7 @@ struct AbsorbedPlane {
     }
 };
 
-/// Bits of an element, of types that are operands or a residual.
+/// Bits of an element, for types of operands and residuals.
 __host__ __device__ inline int bits_of(DType dtype) {
     switch (dtype) {
         case DType::F16:
@@ -64,12 +65,12 @@ __host__ __device__ inline int bits_of(DType dtype) {
             return 8;
     }
 }
-/// Of columns from the first of a group on.
+/// Bytes of columns that begin with a group.
 __host__ __device__ inline int bytes_of(DType dtype, int columns) {
     return (columns * bits_of(dtype) + 7) / 8;
 }
 
-/// A score term that is read head by head.
+/// A score term whose keys are read by heads.
 struct HeadScores {
     const float *q = nullptr, *row_scale = nullptr, *bias = nullptr, *table = nullptr;
     int64_t q_stride = 0;                 // floats from token to token
@@ -79,7 +80,7 @@ struct HeadScores {
     int64_t table_rows = 0;
     int n_rot = 0;
     bool interleaved = false, has_factors = false;
-    bool head_factors = false;  // for each head of a row, else one for all
+    bool head_factors = false;  // a factor for each head of a row, else one for all
     RowsView factors;
     const float *fresh = nullptr, *fresh_factors = nullptr;
     int64_t fresh_stride = 0, factors_stride = 0;
@@ -103,59 +104,60 @@ struct AbsorbedValues {
 
 /// Byte offsets into a block's shared memory.
 struct AbsorbedLayout {
-    int stages, stage_bytes;         // stages as the copies fill them
-    int turns, factors;              // in a stage: rows of the rope table, factors of rows
-    int tiles, n_tiles, tile_bytes;  // operands; of planes that need no conversion the stages themselves
-    int weights, slots, slot_heads, slot_bytes;  // softmax weights of a tile; then what sums shrink by
-    int q, key_turns, affine, scores, sums, parts, references, state, barriers;
+    int stages, stage_bytes;                     // stages, as copies fill them
+    int rope_rows, factors;                      // in a stage: rows of the RoPE table, factors of rows
+    int tiles, n_tiles, tile_bytes;              // operands; where nothing is converted the stages themselves
+    int weights, slots, slot_heads, slot_bytes;  // softmax weights of a tile, then factors of earlier sums
+    int q, key_rotations, affine, scores, sums, parts, references, state, barriers;
     int bytes;
 };
 
-/// Where the blocks of a team that is no cluster write for each other, in device memory, and how much of it
-/// is a team's, of those that run at once. Counts and words, one after the other, are zeros at first.
-struct AbsorbedMail {
-    uint32_t* counts = nullptr;  // of parts: [team][owner][slot], each on kCountBytes
-    uint64_t* words = nullptr;   // [team][slot][head][kMailWords]
+/// What blocks of a team without clusters exchange, in device memory, and how much of it a team has; teams
+/// that run at once have their own. counts and words are contiguous and begin as zeros.
+struct AbsorbedExchange {
+    uint32_t* counts = nullptr;  // of partial scores: [team][owner][slot], each on kCountBytes
+    uint64_t* words = nullptr;   // [team][slot][head][kExchangeWords]
     float* parts = nullptr;      // [team][owner][slot][rank][own head][kTileTokens]
     int team_counts = 0, team_words = 0, team_parts = 0;
 };
 inline constexpr int kCountBytes = 32;
 inline constexpr int kMaxSplits = 128;
-inline constexpr int kMailWords = kTileTokens / 2 + 1;  // two softmax weights each, and what sums shrink by
+inline constexpr int kExchangeWords =
+    kTileTokens / 2 + 1;  // two softmax weights a word, then the factor of earlier sums
 
 struct Absorbed {
     const PlacedSequence* placed;
     int query_shift;
     int n_heads, own_heads, team, splits, sequences;
-    int workers;     // score warps that share a tile: of its heads, or all of them
-    int phases;      // such groups, which take tiles in turn
-    int teams;       // that run at once
-    int first_team;  // of a launch, if teams are no clusters
-    bool mailed;     // then they have mail
+    int workers;      // score warps that share a tile: by heads, or all of them
+    int phases;       // groups of such warps, which take tiles in turn
+    int teams;        // teams that run at once
+    int first_team;   // of a launch, where teams are no clusters
+    bool via_memory;  // teams are no clusters: they use `exchange`
     float scale;
     int64_t window;
     AbsorbedPlane rows, residual;  // residual.width == 0: none
-    bool bf16, converted;          // what is multiplied; whether rows must first become f16
+    bool bf16, converted;          // type of the operands; whether rows must be converted to f16
     HeadScores head;               // dim == 0: none
     WideScores wide;               // dim == 0: none
     ScoreFinish finish;
     AbsorbedValues values[2];
     float* lse;
     int64_t lse_stride;
-    bool merge;             // out and lse hold earlier rows' result
+    bool merge;             // out and lse hold the result over earlier rows
     float *partial, *ends;  // [sequence][split][head][columns]; [..][head][maximum, sum]
     AbsorbedLayout at;
-    AbsorbedMail mail;
-    CUtensorMap boxes;  // of rows, if they come in panels
+    AbsorbedExchange exchange;
+    CUtensorMap boxes;  // TMA descriptor of rows in panels
 
     int columns;  // of rows and residual together
 };
 
-/// The part of an absorbed attention that teams compute: clusters of sm_90a, absorbed_sm90.cu, and blocks
-/// that write to each other through device memory, absorbed_sm80.cu.
+/// What teams compute: with clusters on sm_90a (absorbed_sm90.cu), or with blocks that exchange data through
+/// device memory (absorbed_sm80.cu).
 void absorbed_clusters(const Device& device, const Absorbed& x);
 void absorbed_teams(const Device& device, const Absorbed& x);
-/// And what then becomes of it: absorbed_merge.cu.
+/// The merge after that: absorbed_merge.cu.
 void absorbed_merge(const Device& device, const Absorbed& x);
 
 }  // namespace slimrt::cuda

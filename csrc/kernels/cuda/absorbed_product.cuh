@@ -1,5 +1,5 @@
-// Softmax weights of a tile, and their product with its rows: what every block of a team does with its slice
-// of the columns once the weights of all heads are there.
+// Softmax weights of a tile, and their product with its rows: what each block of a team does with its slice
+// once it has the weights of all heads.
 #pragma once
 
 #include "kernels/cuda/absorbed_scores.cuh"
@@ -8,8 +8,7 @@ namespace slimrt::cuda {
 
 constexpr float kAbsorbedInfinity = __builtin_inff();
 
-/// A slot of softmax weights: [heads][kWeightStride] bytes, then for each head what earlier sums are
-/// multiplied with.
+/// A slot of softmax weights: [heads][kWeightStride] bytes, then for each head the factor of earlier sums.
 struct WeightSlot {
     unsigned char* weights;
     float* shrink;
@@ -18,8 +17,8 @@ struct WeightSlot {
           shrink(reinterpret_cast<float*>(weights + x.at.slot_heads * kWeightStride)) {}
 };
 
-/// Of the own heads: what weights are relative to; and of each phase that and sums of its weights, a lane's
-/// each.
+/// Softmax of the own heads: what weights are relative to; for each phase that, and the sum of its weights, a
+/// part of it for each lane.
 struct SoftmaxState {
     float *reference, *of_phase, *sums;
     __device__ explicit SoftmaxState(const Absorbed& x)
@@ -28,26 +27,26 @@ struct SoftmaxState {
           sums(of_phase + x.phases * x.own_heads) {}
 };
 
-/// The largest of a warp's numbers, in one instruction: made integers of the same order.
+/// The largest number of a warp, in one instruction: as integers of the same order.
 __device__ inline float max_of_warp(float x) {
     const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
     return __int_as_float(ordered(__reduce_max_sync(~0u, ordered(__float_as_int(x)))));
 }
 
-/// One warp, one of this block's own heads, lane: row of the tile. Its weights go to all blocks of the team.
-/// They are relative to the largest score so far, or to one not much smaller, so that earlier sums are hardly
-/// ever multiplied anew. `turn`: of the phases; `turns`: a barrier for each phase and head, where a tile
-/// follows the one before it.
+/// Online softmax of one of the block's own heads, by one warp; lane: row of the tile. Sends the weights to
+/// all blocks of the team. They are relative to the largest score so far, or to one at most kSlack smaller,
+/// so that earlier sums are rarely rescaled. turn: of the phases; turns: a barrier for each phase and head,
+/// which puts tiles in order.
 template <class Operand, class Team>
-__device__ void share_weights(const Absorbed& x, const AbsorbedShare& share, const Team& team, int tile,
-                              int own, float score, const Ring& slot, int lane, const Ring& turn,
-                              uint64_t* turns) {
-    constexpr float kSlack = 8;  // e^8 is far from what f16 holds
-    const int head = share.rank * x.own_heads + own;
+__device__ void online_softmax(const Absorbed& x, const AbsorbedWork& work, const Team& team, int tile,
+                               int own, float score, const Ring& slot, int lane, const Ring& turn,
+                               uint64_t* turns) {
+    constexpr float kSlack = 8;  // e^8 is far below f16's largest number
+    const int head = work.rank * x.own_heads + own;
     const SoftmaxState state(x);
-    const int64_t row = share.first_row(tile) + lane;
-    constexpr float kScaled = 1;  // as queries are
-    score = finish_score(x.finish, score, kScaled, share.sees(tile, lane), head, row - share.position);
+    const int64_t row = work.first_row(tile) + lane;
+    constexpr float kScaled = 1;  // by the queries
+    score = finish_score(x.finish, score, kScaled, work.visible(tile, lane), head, row - work.position);
     const float high = max_of_warp(score);
     if (x.phases > 1 && tile > 0) {
         const int earlier = turn.at == 0 ? x.phases - 1 : turn.at - 1;
@@ -55,7 +54,7 @@ __device__ void share_weights(const Absorbed& x, const AbsorbedShare& share, con
     }
     const float before = state.reference[own];
     const float now = before == -kAbsorbedInfinity || high > before + kSlack ? high : before;
-    __syncwarp();  // all lanes have read it
+    __syncwarp();  // all lanes have read `before`
     if (lane == 0) {
         state.reference[own] = now;
         if (x.phases > 1) barrier_arrive(turns + turn.at * x.own_heads + own);
@@ -68,16 +67,16 @@ __device__ void share_weights(const Absorbed& x, const AbsorbedShare& share, con
     const int at = turn.at * x.own_heads + own;
     float& sum = state.sums[at * kTileTokens + lane];
     sum = sum * __expf(state.of_phase[at] - reference) + Operand::number(weight);
-    __syncwarp();  // all lanes have read it
+    __syncwarp();  // all lanes have read `of_phase`
     if (lane == 0) state.of_phase[at] = now;
     __syncwarp();  // all lanes read the reference at the next tile
 }
 
-/// A product warp's sums: of every kProductWarps-th group of 16 columns, all heads.
+/// A product warp's sums: all heads, every kProductWarps-th group of 16 columns.
 template <class Operand, int kM, int kGroups>
 struct Products {
     float sum[kM][kGroups][2][4] = {};
-    int at[kGroups];      // where this lane's row of the group's operand begins in a tile, -1: no such group
+    int at[kGroups];      // offset of this lane's row of the group's operand in a tile; -1: no such group
     int stride[kGroups];  // and bytes from row to row
     const int lane;
 
@@ -122,7 +121,7 @@ struct Products {
             for (int j = 0; j < kGroups; ++j) {
                 if (at[j] < 0) break;
                 uint32_t b[4];
-                load_matrices_turned(b, tile + at[j] + 16 * k * stride[j]);
+                load_matrices_transposed(b, tile + at[j] + 16 * k * stride[j]);
 #pragma unroll
                 for (int m = 0; m < kM; ++m) {
                     Operand::multiply_add(sum[m][j][0], a[m], b[0], b[1]);
@@ -132,18 +131,18 @@ struct Products {
         }
     }
 
-    /// To the split's [heads][columns].
-    __device__ void store(const Absorbed& x, const AbsorbedShare& share, int warp) const {
+    /// Stores the sums in the split's [heads][columns].
+    __device__ void store(const Absorbed& x, const AbsorbedWork& work, int warp) const {
         const int slice_groups = x.rows.slice / kGroupColumns, columns = x.columns;
         float* const split =
-            x.partial + (int64_t(share.sequence) * x.splits + share.split) * x.n_heads * columns;
+            x.partial + (int64_t(work.sequence) * x.splits + work.split) * x.n_heads * columns;
 #pragma unroll
         for (int j = 0; j < kGroups; ++j) {
             if (at[j] < 0) break;
             const int group = warp + j * kProductWarps;
             const bool own = group < slice_groups;
             const AbsorbedPlane& plane = own ? x.rows : x.residual;
-            const int first = share.rank * plane.slice + (own ? group : group - slice_groups) * kGroupColumns;
+            const int first = work.rank * plane.slice + (own ? group : group - slice_groups) * kGroupColumns;
 #pragma unroll
             for (int m = 0; m < kM; ++m)
 #pragma unroll

@@ -1,4 +1,5 @@
-// Absorbed attention of sequences with several queries: a chat's next turn, drafts, an encoder's rows.
+// Absorbed attention of sequences with several queries: a chat's next turn, speculative drafts, an encoder's
+// rows.
 #include <algorithm>
 
 #include "kernels/cuda/absorbed.h"
@@ -17,8 +18,8 @@ int queries_of(const AttentionArgs& args) {
     return n;
 }
 
-/// A block a sequence: its queries as sequences of the same table without rows of the step; and the sequence
-/// without stored rows.
+/// A block a sequence: its queries as sequences over the same stored rows, without the step's own rows; and
+/// the sequence without stored rows.
 __global__ void part_sequences(const PlacedSequence* from, PlacedSequence* queries, PlacedSequence* own) {
     PlacedSequence s = from[blockIdx.x];
     int first = 0;
@@ -35,8 +36,7 @@ __global__ void part_sequences(const PlacedSequence* from, PlacedSequence* queri
     if (threadIdx.x == 0) own[blockIdx.x] = s;
 }
 
-/// What the workspace holds, one after the other, before what the kernels need; of so many queries of
-/// whatever sequences.
+/// The workspace, but for what the kernels need: for so many queries of any sequences.
 struct Workspace {
     size_t queries, own, lse;
 

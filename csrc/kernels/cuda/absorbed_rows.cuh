@@ -1,4 +1,4 @@
-// Rows on their way into a block: which bytes are its slice of a tile, and their conversion to f16.
+// Loading rows: which bytes of a tile are a block's slice, and their conversion to f16.
 #pragma once
 
 #include "kernels/cuda/absorbed_plan.h"
@@ -6,16 +6,16 @@
 
 namespace slimrt::cuda {
 
-/// What a block computes: the tiles [first, first + n) of a sequence, its slice of their columns.
-struct AbsorbedShare {
+/// What a block computes: the tiles [first, first + n_tiles) of a sequence, its slice of their columns.
+struct AbsorbedWork {
     int rank, sequence, split;
-    int64_t query, position, begin, end;  // rows [begin, end) are seen
+    int64_t query, position, begin, end;  // rows [begin, end) are visible
     const int32_t* table;
     int64_t first;
     int n_tiles;
 
     /// Of block `rank` of team `team`.
-    __device__ AbsorbedShare(const Absorbed& x, int team, int rank)
+    __device__ AbsorbedWork(const Absorbed& x, int team, int rank)
         : rank(rank), sequence(team / x.splits), split(team % x.splits) {
         const PlacedSequence& s = x.placed[sequence];
         query = s.query + x.query_shift;
@@ -29,17 +29,17 @@ struct AbsorbedShare {
         n_tiles = static_cast<int>(from + tiles * (split + 1) / x.splits - first);
     }
     __device__ int64_t first_row(int tile) const { return (first + tile) * kTileTokens; }
-    __device__ bool sees(int tile, int row) const {
+    __device__ bool visible(int tile, int row) const {
         return first_row(tile) + row >= begin && first_row(tile) + row < end;
     }
-    /// The nearest row of a tile that is seen: what is read in place of rows that may hold anything.
-    __device__ int seen_row(int tile, int row) const {
+    /// The nearest visible row of a tile, which is read in place of a masked one, where anything may be.
+    __device__ int nearest_visible(int tile, int row) const {
         const int64_t at = first_row(tile) + row;
         return static_cast<int>(max(begin, min(at, end - 1)) - first_row(tile));
     }
 };
 
-/// A place in a ring of n, and the parity that its barrier's phase has in this round.
+/// A position in a ring of n, and the parity of its barrier's phase in this round.
 struct Ring {
     int n, at = 0;
     uint32_t round = 0;
@@ -56,25 +56,25 @@ __device__ inline int columns_of(const AbsorbedPlane& plane, int rank) {
     return max(0, min(plane.slice, plane.width - rank * plane.slice));
 }
 
-/// Where a tile's rows are.
+/// Where a tile's rows are stored.
 struct TileSource {
-    const unsigned char *rows, *residual, *factors;  // their blocks of the cache
+    const unsigned char *rows, *residual, *factors;  // blocks of the cache
     int64_t block, first;                            // of the cache; row
-    int low, high;                                   // rows of it that are seen
+    int low, high;                                   // visible rows of it
 
-    __device__ TileSource(const Absorbed& x, const AbsorbedShare& share, int tile)
-        : block(share.table[share.first + tile]),
-          first(share.first_row(tile)),
-          low(share.seen_row(tile, 0)),
-          high(share.seen_row(tile, kTileTokens - 1)) {
+    __device__ TileSource(const Absorbed& x, const AbsorbedWork& work, int tile)
+        : block(work.table[work.first + tile]),
+          first(work.first_row(tile)),
+          low(work.nearest_visible(tile, 0)),
+          high(work.nearest_visible(tile, kTileTokens - 1)) {
         rows = x.rows.rows.base + block * x.rows.rows.block_stride;
         residual = x.residual.rows.base + block * x.residual.rows.block_stride;
         factors = x.head.factors.base + block * x.head.factors.block_stride;
     }
-    __device__ int seen(int row) const { return max(low, min(row, high)); }
+    __device__ int nearest_visible(int row) const { return max(low, min(row, high)); }
 };
 
-/// Calls copy(to, from, bytes) for what the one who brings row `row` brings of the rows of a tile.
+/// Calls copy(to, from, bytes) for the slice of row `row` of a tile.
 template <class Copy>
 __device__ void copy_rows(const AbsorbedPlane& plane, bool converted, int rank, const TileSource& source,
                           int row, Copy&& copy) {
@@ -85,7 +85,7 @@ __device__ void copy_rows(const AbsorbedPlane& plane, bool converted, int rank, 
         if (row % 4 == 0) copy(plane.raw + row / 4 * part, from + row / 4 * part, part);
         return;
     }
-    const unsigned char* data = from + source.seen(row) * rows.head_elements;
+    const unsigned char* data = from + source.nearest_visible(row) * rows.head_elements;
     const int to = converted ? plane.raw : plane.tile, stride = converted ? plane.raw_row : plane.stride;
     const int bytes = bytes_of(rows.dtype, plane.piece);
     for (int i = 0; i < plane.pieces; ++i, data += (rows.head_elements + rows.head_scales) * kTileTokens)
@@ -95,9 +95,9 @@ __device__ void copy_rows(const AbsorbedPlane& plane, bool converted, int rank, 
              kTileTokens * rows.head_scales);
 }
 
-/// Where a residual's row of a tile begins, in its block.
-__device__ inline int residual_begin(const AbsorbedPlane& plane, int rank, int seen_row) {
-    return seen_row * plane.rows.head_elements + bytes_of(plane.rows.dtype, rank * plane.slice);
+/// Offset of a row's slice of the residual in its block.
+__device__ inline int residual_begin(const AbsorbedPlane& plane, int rank, int nearest_visible) {
+    return nearest_visible * plane.rows.head_elements + bytes_of(plane.rows.dtype, rank * plane.slice);
 }
 
 /// The same for the residual, whose rows begin at any byte: copies of 16 bytes reach beyond them.
@@ -106,7 +106,7 @@ __device__ void copy_residual(const AbsorbedPlane& plane, int rank, const TileSo
                               Copy&& copy) {
     const int columns = columns_of(plane, rank);
     if (columns == 0) return;
-    const int begin = residual_begin(plane, rank, source.seen(row));
+    const int begin = residual_begin(plane, rank, source.nearest_visible(row));
     const int end = begin + bytes_of(plane.rows.dtype, columns), aligned = begin / 16 * 16;
     const int whole = kTileTokens * plane.rows.head_elements;
     copy(plane.raw + row * plane.raw_row, source.residual + aligned,
@@ -116,41 +116,42 @@ __device__ void copy_residual(const AbsorbedPlane& plane, int rank, const TileSo
              kTileTokens * plane.rows.head_scales);
 }
 
-/// And for what scores take besides: of the rope table the row of every eighth token, and the rows' factors.
+/// And for other operands of scores: the RoPE table's row of every eighth token, and the rows' factors.
 template <class Copy>
-__device__ void copy_besides(const Absorbed& x, int rank, const TileSource& source, int row, Copy&& copy) {
+__device__ void copy_score_operands(const Absorbed& x, int rank, const TileSource& source, int row,
+                                    Copy&& copy) {
     const HeadScores& head = x.head;
     if (head.table && row % 8 == 0) {
-        const int64_t turn = min(source.first + row, head.table_rows - 1);
-        copy(x.at.turns + row / 8 * head.n_rot * 4, head.table + turn * head.n_rot, head.n_rot * 4);
+        const int64_t rope_row = min(source.first + row, head.table_rows - 1);
+        copy(x.at.rope_rows + row / 8 * head.n_rot * 4, head.table + rope_row * head.n_rot, head.n_rot * 4);
     }
     if (!head.has_factors || row > 0) return;
     const int bytes = head.factors_of_slice() * kTileTokens * 4;
     copy(x.at.factors, source.factors + (head.head_factors ? rank * bytes : 0), bytes);
 }
 
-/// All that the one who brings row `row` brings of a tile, but what comes at once.
+/// All copies for row `row` of a tile, but for planes that are loaded at once.
 template <class Copy>
-__device__ void copy_share(const Absorbed& x, int rank, const TileSource& source, int row, Copy&& copy) {
+__device__ void copy_slice(const Absorbed& x, int rank, const TileSource& source, int row, Copy&& copy) {
     if (!x.rows.at_once) copy_rows(x.rows, x.converted, rank, source, row, copy);
     if (x.residual.width) copy_residual(x.residual, rank, source, row, copy);
-    copy_besides(x, rank, source, row, copy);
+    copy_score_operands(x, rank, source, row, copy);
 }
 
-/// The warps that empty a stage, who fill it again: member `warp` of `warps`, of which a Team has each bring
-/// some rows, or one bring all that a stage gets. They have every `phases`-th tile.
+/// The warps that empty a stage and refill it: member `warp` of `warps`. A Team has each warp load some rows,
+/// or one warp load the whole stage. They have every `phases`-th tile.
 template <class Team>
 struct Loader {
     const Absorbed& x;
-    const AbsorbedShare& share;
+    const AbsorbedWork& work;
     uint64_t *full, *empty;
     int warp, warps, phases, lane;
-    uint32_t brings = 0;  // a bit for each stage that this warp brings something to
+    uint32_t loads = 0;  // a bit for each stage that this warp loads something to
 
-    __device__ Loader(const Absorbed& x, const AbsorbedShare& share, const auto& barriers, int warp,
-                      int warps, int phases, int lane)
+    __device__ Loader(const Absorbed& x, const AbsorbedWork& work, const auto& barriers, int warp, int warps,
+                      int phases, int lane)
         : x(x),
-          share(share),
+          work(work),
           full(barriers.full),
           empty(barriers.empty),
           warp(warp),
@@ -158,33 +159,33 @@ struct Loader {
           phases(phases),
           lane(lane) {
         for (int stage = 0; stage < x.at.stages; ++stage)
-            if (!Team::kOneBrings || stage % warps == warp) brings |= 1u << stage;
+            if (!Team::kOneWarpLoads || stage % warps == warp) loads |= 1u << stage;
     }
-    /// How many arrive at `full`.
-    static __device__ int arrivals(int warps) { return Team::kOneBrings ? 1 : warps * 32; }
+    /// How many arrivals `full` expects.
+    static __device__ int arrivals(int warps) { return Team::kOneWarpLoads ? 1 : warps * 32; }
 
     __device__ void load(int tile, int stage) const {
-        if (brings >> stage & 1)
-            Team::bring(x, share.rank, TileSource(x, share, tile), warp, warps,
-                        shared_memory() + stage * x.at.stage_bytes, full + stage, lane);
+        if (loads >> stage & 1)
+            Team::load_tile(x, work.rank, TileSource(x, work, tile), warp, warps,
+                            shared_memory() + stage * x.at.stage_bytes, full + stage, lane);
     }
     __device__ void start(int phase) const {
-        for (int tile = phase; tile < min(x.at.stages, share.n_tiles); tile += phases) load(tile, tile);
+        for (int tile = phase; tile < min(x.at.stages, work.n_tiles); tile += phases) load(tile, tile);
     }
-    /// After a tile: the stage of their last one, which the other warps have left by now, gets its next.
+    /// After a tile: refills the stage of their last one, which the other warps have left by now.
     __device__ void done(int tile, const Ring& stage) const {
         __syncwarp();
         if (lane == 0) barrier_arrive(empty + stage.at);
         const bool earlier = stage.at < phases;  // in the round before this one
         const int before = stage.at - phases + (earlier ? x.at.stages : 0),
                   next = tile - phases + x.at.stages;
-        if (tile < phases || next >= share.n_tiles || !(brings >> before & 1)) return;
+        if (tile < phases || next >= work.n_tiles || !(loads >> before & 1)) return;
         Team::wait(empty + before, stage.parity() ^ earlier);
         load(next, before);
     }
 };
 
-/// Eight codes as f16, multiplied with the row's scale; `low` is what of the scale f16 does not hold.
+/// Eight codes as f16, times the row's scale; `low`: what f16 rounds off that scale.
 template <class Row>
 struct Halves;
 template <>
@@ -225,31 +226,32 @@ struct Halves<RowE5M2> {
     }
 };
 
-/// What of a tile's slice a warp converts: columns of every `step`-th row; or blanks: every `step`-th eight.
+/// What a warp converts of a tile's slice: columns of every `step`-th row. In blank_rows() every `step`-th
+/// eight of columns.
 struct TilePart {
     int column, columns, row, step;
 };
 
-/// A row's scale as two f16 that add up to it, but for 2^-22 of it.
+/// A row's scale as two f16 that add up to it with a relative error of 2^-22.
 __device__ inline uint32_t split_scale(float scale) {
     const uint32_t high = pair_f16(scale, 0);
     return high | pair_f16(0, scale - from_f16(static_cast<uint16_t>(high)));
 }
 
-/// To f16, eight columns at a time: columns [column, column + columns) of a piece that begins at `from`.
-/// Lanes have the same eights in row after row, several on their way at once. `to`: where the tile has column
-/// 0 of the first row.
+/// Converts columns [column, column + columns) of a piece at `from` to f16, eight at a time. A lane has the
+/// same eight in row after row, and loads several before it converts them. to: column 0 of the tile's first
+/// row.
 template <class Stored>
-__device__ void convert_as(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
+__device__ void convert_as(const AbsorbedPlane& plane, const AbsorbedWork& work, int tile,
                            const unsigned char* from, unsigned char* to, const TilePart& part, int lane) {
-    const int low_row = share.seen_row(tile, 0), high_row = share.seen_row(tile, kTileTokens - 1);
+    const int low_row = work.nearest_visible(tile, 0), high_row = work.nearest_visible(tile, kTileTokens - 1);
     const int eights = part.columns / 8, own_row = lane * plane.of_unit >> 16;
     constexpr int kBatch = 4;
     const int at_once = max(1, 32 * plane.of_unit >> 16), rows = kTileTokens / part.step;
-    const int next = at_once * part.step;  // row
+    const int next = at_once * part.step;  // rows
     const auto* const scale_of = reinterpret_cast<const float*>(from + kTileTokens * plane.raw_row);
     uint32_t scale = 0;
-    if (Stored::kScale > 0) scale = split_scale(scale_of[share.seen_row(tile, lane)] * Stored::kScale);
+    if (Stored::kScale > 0) scale = split_scale(scale_of[work.nearest_visible(tile, lane)] * Stored::kScale);
 #pragma unroll 1
     for (int base = 0; base < eights; base += 32) {
         const int eight = base + lane - own_row * eights;
@@ -263,7 +265,8 @@ __device__ void convert_as(const AbsorbedPlane& plane, const AbsorbedShare& shar
             const int row = part.row + (i + own_row) * part.step;
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
-                const int of_batch = (row + j * next) & (kTileTokens - 1);  // what is beyond is not stored
+                const int of_batch =
+                    (row + j * next) & (kTileTokens - 1);  // rows beyond the tile are not stored
                 codes[j] = *reinterpret_cast<const uint2*>(own_codes + max(low_row, min(of_batch, high_row)) *
                                                                            plane.raw_row);
                 scales[j] = Stored::kScale > 0 ? __shfl_sync(~0u, scale, of_batch) : 0;
@@ -280,9 +283,9 @@ __device__ void convert_as(const AbsorbedPlane& plane, const AbsorbedShare& shar
     }
 }
 
-/// A piece of them after the other.
+/// Piece after piece.
 template <class Stored>
-__device__ void convert_pieces(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
+__device__ void convert_pieces(const AbsorbedPlane& plane, const AbsorbedWork& work, int tile,
                                const unsigned char* stage, unsigned char* to, const TilePart& part,
                                int lane) {
     TilePart of_piece = part;
@@ -290,46 +293,46 @@ __device__ void convert_pieces(const AbsorbedPlane& plane, const AbsorbedShare& 
     for (int column = part.column; column < part.column + part.columns; column += plane.piece) {
         const int piece = column / 8 * plane.of_piece >> 16;
         of_piece.column = column - piece * plane.piece;
-        convert_as<Stored>(plane, share, tile, stage + plane.raw + piece * plane.raw_piece,
+        convert_as<Stored>(plane, work, tile, stage + plane.raw + piece * plane.raw_piece,
                            to + plane.tile + 2 * column, of_piece, lane);
     }
 }
 
-__device__ inline void convert_rows(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
+__device__ inline void convert_rows(const AbsorbedPlane& plane, const AbsorbedWork& work, int tile,
                                     const unsigned char* stage, unsigned char* to, const TilePart& part,
                                     int lane) {
     with_row_type(plane.rows.dtype, [&]<class Row>(Row) {
         if constexpr (sizeof(typename Row::Code) == 1 && Row::kGroup == 0)
-            convert_pieces<Halves<Row>>(plane, share, tile, stage, to, part, lane);
+            convert_pieces<Halves<Row>>(plane, work, tile, stage, to, part, lane);
     });
 }
 
-/// Zeros for what is not seen of panels, which come as they are and may hold anything there: of columns that
-/// `part` names. False: all is seen.
-__device__ inline bool blank_rows(const AbsorbedPlane& plane, const AbsorbedShare& share, int tile,
+/// Zeros for masked rows of panels, in the columns of `part`: TMA loads these rows, too, and anything may be
+/// there. False: all rows are visible.
+__device__ inline bool blank_rows(const AbsorbedPlane& plane, const AbsorbedWork& work, int tile,
                                   unsigned char* to, const TilePart& part, int lane) {
     static_assert(kTileTokens == 32);
-    if (share.sees(tile, 0) && share.sees(tile, kTileTokens - 1)) return false;
-    if (share.sees(tile, lane)) return true;
+    if (work.visible(tile, 0) && work.visible(tile, kTileTokens - 1)) return false;
+    if (work.visible(tile, lane)) return true;
     for (int i = part.row; i < part.columns / 8; i += part.step)
         *reinterpret_cast<uint4*>(to + plane.tile +
                                   plane.template eight_at<true>(lane, part.column / 8 + i)) = {};
     return true;
 }
 
-/// The residual's slice, of any type, to operands; columns that are not there become zeros.
-__device__ inline void convert_residual(const Absorbed& x, const AbsorbedShare& share, int tile,
+/// Converts the residual's slice, of any type, to operands; columns beyond the last become zeros.
+__device__ inline void convert_residual(const Absorbed& x, const AbsorbedWork& work, int tile,
                                         const unsigned char* stage, unsigned char* to, int warp, int warps,
                                         int lane) {
     const AbsorbedPlane& plane = x.residual;
-    const int first = share.rank * plane.slice, columns = columns_of(plane, share.rank);
+    const int first = work.rank * plane.slice, columns = columns_of(plane, work.rank);
     const unsigned char* const from = stage + plane.raw;
     for (int row = warp; row < kTileTokens; row += warps) {
-        const int shift = residual_begin(plane, share.rank, share.seen_row(tile, row)) % 16 -
+        const int shift = residual_begin(plane, work.rank, work.nearest_visible(tile, row)) % 16 -
                           bytes_of(plane.rows.dtype, first);
         const HeadRow stored = {
             from + row * plane.raw_row + shift,
-            from + kTileTokens * plane.raw_row + share.seen_row(tile, row) * plane.rows.head_scales};
+            from + kTileTokens * plane.raw_row + work.nearest_visible(tile, row) * plane.rows.head_scales};
         for (int column = lane; column < plane.slice; column += 32) {
             const float value = column < columns ? element_of(plane.rows, stored, first + column) : 0.0f;
             reinterpret_cast<uint16_t*>(to + plane.tile + row * plane.stride)[column] =

@@ -1,24 +1,24 @@
-// Operands of products. And scores of whole rows: of all heads, a slice's share.
+// Operands of mma; and partial scores of whole rows: all heads, one slice.
 #pragma once
 
 #include "kernels/cuda/absorbed_rows.cuh"
 
 namespace slimrt::cuda {
 
-/// Operands of products: rows as they are stored, or (kConverted) what codes of a byte become.
-struct HalfOperand {
-    static constexpr bool kBrain = false, kConverted = false;
+/// mma operands: rows as they are stored, or (kConverted) f16 converted from codes of a byte.
+struct F16Operand {
+    static constexpr bool kBf16 = false, kConverted = false;
     static __device__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         multiply_add_f16(d, a, b0, b1);
     }
     static __device__ uint32_t pair(float low, float high) { return pair_f16(low, high); }
     static __device__ float number(uint32_t bits) { return from_f16(static_cast<uint16_t>(bits)); }
 };
-struct CodeOperand : HalfOperand {
+struct CodeOperand : F16Operand {
     static constexpr bool kConverted = true;
 };
-struct BrainOperand {
-    static constexpr bool kBrain = true, kConverted = false;
+struct Bf16Operand {
+    static constexpr bool kBf16 = true, kConverted = false;
     static __device__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
         multiply_add_bf16(d, a, b0, b1);
     }
@@ -26,31 +26,32 @@ struct BrainOperand {
     static __device__ float number(uint32_t bits) { return from_bf16(static_cast<uint16_t>(bits)); }
 };
 
-/// A warp of a block's score warps.
-struct Crew {
+/// A warp's place among the block's score warps.
+struct WarpPlace {
     int warp, warps, lane;
 };
 
-/// All heads' queries of a whole row, this warp's columns of the slice, as operands: `kParts` that add up.
+/// All heads' queries for whole rows, this warp's columns of the slice, as `kParts` operands that add up to
+/// them.
 template <class Operand, int kM, int kParts, int kWideSteps, bool kPanels>
 struct WideScorer {
     const Absorbed& x;
-    const Crew& crew;
+    const WarpPlace& place;
     uint32_t q[kParts][kM][kWideSteps][4];
 
-    __device__ int step(int i) const { return crew.warp + i * crew.warps; }  // of 16 columns
+    __device__ int step(int i) const { return place.warp + i * place.warps; }  // of 16 columns
 
-    __device__ WideScorer(const Absorbed& x, const AbsorbedShare& share, const Crew& crew)
-        : x(x), crew(crew) {
-        const float* const from = x.wide.q + share.query * x.wide.q_stride + share.rank * x.rows.slice;
+    __device__ WideScorer(const Absorbed& x, const AbsorbedWork& work, const WarpPlace& place)
+        : x(x), place(place) {
+        const float* const from = x.wide.q + work.query * x.wide.q_stride + work.rank * x.rows.slice;
 #pragma unroll
         for (int m = 0; m < kM; ++m)
 #pragma unroll
             for (int i = 0; i < kWideSteps; ++i)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    const int head = 16 * m + crew.lane / 4 + j % 2 * 8;
-                    const int column = 16 * step(i) + crew.lane % 4 * 2 + j / 2 * 8;
+                    const int head = 16 * m + place.lane / 4 + j % 2 * 8;
+                    const int column = 16 * step(i) + place.lane % 4 * 2 + j / 2 * 8;
                     const bool there = head < x.n_heads && column < x.rows.slice;
                     const float* const at = from + head * x.wide.q_head + column;
                     float two[2] = {there ? at[0] * x.scale : 0, there ? at[1] * x.scale : 0};
@@ -63,9 +64,9 @@ struct WideScorer {
                 }
     }
 
-    /// This warp's sums, to [heads][kSumStride].
+    /// Stores this warp's partial scores in [heads][kSumStride].
     __device__ void score(const unsigned char* tile, float* sums) const {
-        const int lane = crew.lane;
+        const int lane = place.lane;
 #pragma unroll 1
         for (int row = 0; row < kTileTokens; row += 16) {
             float sum[kM][2][4] = {};

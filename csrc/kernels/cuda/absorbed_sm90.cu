@@ -1,6 +1,7 @@
-// Absorbed decode attention on sm_90a: a team is a cluster. Rows come by bulk copies; weights and partial
-// scores are written into the other blocks' shared memory in the background, where barriers count the bytes.
-// Who gets them says how many there will be, once a phase, so that neither side needs a fence.
+// Absorbed decode attention on sm_90a: a team is a thread block cluster. Rows are loaded by bulk copies
+// (TMA). Weights and partial scores are stored asynchronously in the other blocks' shared memory, where
+// mbarriers count the bytes. The receiver sets the number of expected bytes once a phase, so that neither
+// side needs a fence.
 #include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/absorbed_kernel.cuh"
 #include "kernels/cuda/ptx_sm90.cuh"
@@ -10,9 +11,9 @@ namespace slimrt::cuda {
 namespace {
 
 struct Cluster {
-    static constexpr bool kBoxes = true;       // rows may come in panels
-    static constexpr bool kOneBrings = true;   // in the background, and arrives when it is there
-    static constexpr int kWeightArrivals = 0;  // beside those of scored()
+    static constexpr bool kBoxes = true;         // rows may be loaded as panels
+    static constexpr bool kOneWarpLoads = true;  // asynchronously: a barrier counts the bytes
+    static constexpr int kWeightArrivals = 0;    // beside those of scores_done()
 
     const int number, rank;
     uint64_t *const arrived, *const parts;
@@ -30,15 +31,17 @@ struct Cluster {
         barrier_init_done();
         cluster_sync();
     }
-    static __device__ void end() { cluster_sync(); }  // others may still write here
-    /// What this thread wrote comes before copies to the same place, once others know of it.
+    static __device__ void end() {
+        cluster_sync();
+    }  // other blocks may still write to this one's shared memory
+    /// Orders this thread's writes before bulk copies to the same place, once others know of them.
     static __device__ void before_copies() { fence_copies(); }
     static __device__ void wait(uint64_t* barrier, uint32_t parity) { barrier_wait_block(barrier, parity); }
 
-    /// A slice of all rows, if it can be one copy: the engine takes some 45 cycles for each, of 256 bytes
-    /// too.
-    static __device__ void bring_at_once(const Absorbed& x, int rank, const TileSource& source,
-                                         unsigned char* to, uint64_t* full) {
+    /// Loads a slice of all rows, if one copy can: the engine takes some 45 cycles for each copy, even of 256
+    /// bytes.
+    static __device__ void load_at_once(const Absorbed& x, int rank, const TileSource& source,
+                                        unsigned char* to, uint64_t* full) {
         const AbsorbedPlane& plane = x.rows;
         if (!plane.panels) {
             copy_bulk(to + plane.raw, source.rows + rank * plane.slice_bytes, plane.slice_bytes, full);
@@ -48,24 +51,24 @@ struct Cluster {
         const int panel = plane.by_heads ? 0 : rank * (plane.slice / kPanelColumns);
         copy_box(to + plane.tile, &x.boxes, {0, 0, panel, head, static_cast<int>(source.block)}, full);
     }
-    /// A bulk copy is started by one lane after the other, so each has a row.
-    static __device__ void bring(const Absorbed& x, int rank, const TileSource& source, int, int,
-                                 unsigned char* to, uint64_t* full, int lane) {
+    /// Bulk copies are issued one lane after another, so each lane has a row.
+    static __device__ void load_tile(const Absorbed& x, int rank, const TileSource& source, int, int,
+                                     unsigned char* to, uint64_t* full, int lane) {
         static_assert(kTileTokens == 32);
         unsigned bytes = 0;
-        copy_share(x, rank, source, lane, [&](int, const void*, int n) { bytes += n; });
+        copy_slice(x, rank, source, lane, [&](int, const void*, int n) { bytes += n; });
         for (int i = 16; i > 0; i /= 2) bytes += __shfl_xor_sync(~0u, bytes, i);
         if (x.rows.at_once) bytes += x.rows.panels ? 2 * kTileTokens * x.rows.slice : x.rows.slice_bytes;
         if (lane == 0) barrier_arrive_expect(full, bytes);
         __syncwarp();
-        if (x.rows.at_once && lane == 0) bring_at_once(x, rank, source, to, full);
-        copy_share(x, rank, source, lane,
+        if (x.rows.at_once && lane == 0) load_at_once(x, rank, source, to, full);
+        copy_slice(x, rank, source, lane,
                    [&](int at, const void* from, int n) { copy_bulk(to + at, from, n, full); });
     }
 
     __device__ void send_weights(const Absorbed& x, const Ring& slot, int head, uint32_t pair, float shrink,
                                  int lane) const {
-        uint4 words;  // lane 4 i + c brings blocks i, i + 8 ... those of rows [8 c, 8 c + 8)
+        uint4 words;  // lane 4 i + c sends rows [8 c, 8 c + 8) to blocks i, i + 8 ...
         words.x = __shfl_sync(~0u, pair, lane % 4 * 8);
         words.y = __shfl_sync(~0u, pair, lane % 4 * 8 + 2);
         words.z = __shfl_sync(~0u, pair, lane % 4 * 8 + 4);
@@ -76,14 +79,14 @@ struct Cluster {
         for (int block = lane / 4; block < x.team; block += 8) store_async(chunk, words, barrier, block);
         if (lane < x.team) store_async(to.shrink + head, __float_as_uint(shrink), barrier, lane);
     }
-    /// Says that so many heads' weights will come, perhaps after the first of them, and that the warps which
-    /// this one speaks for have read and converted the tile that product warps read and bring anew.
-    __device__ void scored(const Ring& slot, int heads) const {
+    /// Expects the weights of so many heads, of which some may be there already; and tells that the warps
+    /// which this one speaks for have read and converted the tile, which product warps read and load anew.
+    __device__ void scores_done(const Ring& slot, int heads) const {
         constexpr int kBytes = kTileTokens * 2 + sizeof(float);  // of a head
         barrier_arrive_expect(arrived + slot.at, heads * kBytes);
     }
     template <int kHeads>
-    __device__ void fetch_weights(const Absorbed&, const Ring&, int, int) const {}  // they are brought
+    __device__ void fetch_weights(const Absorbed&, const Ring&, int, int) const {}  // they are stored here
 
     __device__ float* own_parts(const Absorbed& x, int slot) const {
         return reinterpret_cast<float*>(shared_memory() + x.at.parts) + slot * x.n_heads * kTileTokens;
@@ -93,18 +96,18 @@ struct Cluster {
                              __float_as_uint(sum.w)};
         store_async(own_parts(x, slot) + at, words, parts + slot, owner);
     }
-    __device__ void parts_sent(const Absorbed&, int, int) const {}  // each of them tells
-    __device__ void wait_parts(const Absorbed& x, const Ring& slot, const Crew& crew) const {
+    __device__ void parts_sent(const Absorbed&, int, int) const {}  // each store counts itself
+    __device__ void wait_parts(const Absorbed& x, const Ring& slot, const WarpPlace& place) const {
         const int heads = max(0, min(x.own_heads, x.n_heads - rank * x.own_heads));
         const int bytes = x.team * heads * kTileTokens * int(sizeof(float));
-        if (crew.warp == 0 && crew.lane == 0) barrier_arrive_expect(parts + slot.at, bytes);
+        if (place.warp == 0 && place.lane == 0) barrier_arrive_expect(parts + slot.at, bytes);
         wait(parts + slot.at, slot.parity());
     }
 };
 
-/// A tile's slice as one box: 128 bytes of a row, rows, panels of a stored head, heads, blocks of the cache.
+/// A tile's slice as one TMA box: 128 bytes of a row, rows, panels of a stored head, heads, cache blocks.
 CUtensorMap boxes_of(const AbsorbedPlane& plane) {
-    constexpr uint64_t kBlocks = uint64_t{1} << 31;  // how many there are only the table knows
+    constexpr uint64_t kBlocks = uint64_t{1} << 31;  // at most: only block tables know how many there are
     const RowsView& rows = plane.rows;
     const auto panels = [](int columns) { return static_cast<unsigned>(columns / kPanelColumns); };
     return tensor_map(
@@ -122,11 +125,11 @@ void absorbed_clusters(const Device& device, const Absorbed& x) {
     start_team<Cluster>(device, some);
 }
 
-/// As driver and device say: groups of processors differ from device to device, and MIG has parts of them.
+/// By driver and device: the GPCs of devices differ, and MIG instances have parts of them.
 void ask_for_clusters(Device& device) {
     if (device.capability != kClusterCapability) return;
     const auto* const kernel =
-        reinterpret_cast<const void*>(absorbed_kernel<Cluster, BrainOperand, 1, 5, false>);
+        reinterpret_cast<const void*>(absorbed_kernel<Cluster, Bf16Operand, 1, 5, false>);
     allow(device.id, kernel, device.shared_bytes, true);
     for (unsigned size = 1; size <= kMaxCluster; ++size) {
         cudaLaunchAttribute cluster{};

@@ -1,4 +1,4 @@
-// Activations as kernels/cpu/elementwise.cpp has them; what is NaN stays so.
+// Activations as in kernels/cpu/elementwise.cpp; NaN stays NaN.
 #pragma once
 
 #include "kernels/backend.h"

@@ -1,4 +1,4 @@
-// Which kernel answers a call: the first that can.
+// Chooses the kernel of a call: the first one that can serve it.
 #include <algorithm>
 #include <utility>
 
@@ -9,7 +9,7 @@
 namespace slimrt::cuda {
 namespace {
 
-/// The call of some of the query heads, of terms whose rows every head reads.
+/// A call for some of the query heads, of terms whose rows all heads read.
 class SomeHeads {
   public:
     SomeHeads(const AttentionArgs& all, int first, int n) : args_(all) {
@@ -38,7 +38,7 @@ class SomeHeads {
     AttentionArgs args_;
 };
 
-/// As many heads as absorbed() computes at once: all, or where they share their rows as large a share as it
+/// How many heads absorbed() computes at once: all, or where they read the same rows the largest part that it
 /// can; 0: none.
 int absorbed_heads(const Device& device, const AttentionArgs& args) {
     if (absorbed_can(device, args)) return args.n_heads;
@@ -64,7 +64,7 @@ void attend_absorbed(const Device& device, const AttentionArgs& args, const Plac
     }
 }
 
-/// Of sequences that all have one query, or all several.
+/// For sequences that all have one query, or all several.
 void attend(const Device& device, const AttentionArgs& args, const PlacedSequence* placed, int query_shift,
             SparseCounts* counts, std::byte* workspace) {
     const auto view = [&] { return view_of(args, placed, query_shift, counts); };
@@ -80,7 +80,7 @@ void attend(const Device& device, const AttentionArgs& args, const PlacedSequenc
     }
 }
 
-/// Of the general kernel, which has a query's columns, and those of its result, in shared memory.
+/// The general kernel has a query's columns, and those of its result, in shared memory.
 void require_shared_memory(const Device& device, const AttentionArgs& args) {
     constexpr size_t kOwn = 5 << 10;
     size_t columns = 0;
@@ -101,7 +101,7 @@ AttentionKernel attention_kernel(const Device& device, const AttentionArgs& args
     return prefill_can(device, args) ? AttentionKernel::prefill : AttentionKernel::general;
 }
 
-/// Parts of no call are larger, whatever its sequences.
+/// Enough for each part of a call, whatever its sequences.
 size_t attention_workspace(const Device& device, const AttentionArgs& args) {
     const int heads = absorbed_heads(device, args);
     if (heads) return absorbed_queries_workspace(device, SomeHeads(args, 0, heads).args());
@@ -110,7 +110,8 @@ size_t attention_workspace(const Device& device, const AttentionArgs& args) {
     return kernel == AttentionKernel::prefill ? prefill_workspace(args) : kMaxPartBytes;
 }
 
-/// One query beside others of a sequence would take a kernel for many: neighbours that are alike go together.
+/// Splits a call into runs of sequences that all have one query, or all several: a single query among others
+/// would take a kernel for many.
 void attention(const Device& device, const AttentionArgs& args, const PlacedSequence* placed, int query_shift,
                SparseCounts* counts, std::byte* workspace) {
     const auto all = args.sequences;

@@ -1,6 +1,6 @@
-// Fragments of mma from rows as they are stored, in shared memory. Of rows of codes a lane gets four columns
-// side by side, of few bits a unit (RowFew), not two and two: queries are laid out to match (query_column),
-// and result columns are where value_column() says.
+// Fragments of mma from rows in shared memory as they are stored. Where codes have a byte or less, a lane
+// reads four neighbouring columns, in few bits a unit (RowFew), in place of two and two. Queries are laid out
+// to match (query_column), and result columns are where value_column() says.
 #pragma once
 
 #include "kernels/cuda/attention_view.h"
@@ -8,13 +8,13 @@
 
 namespace slimrt::cuda {
 
-/// How rows of a type are read; those of f32 are not. nibbles: 4 bits; stream: fewer.
-enum class Reading { floats, halves, brains, bytes, nibbles, stream };
+/// How rows of a type are read; f32 rows are not. nibbles: 4 bits; stream: fewer.
+enum class Reading { f32, f16, bf16, bytes, nibbles, stream };
 
 __host__ __device__ constexpr Reading reading_of(DType type) {
-    return type == DType::F32    ? Reading::floats
-           : type == DType::F16  ? Reading::halves
-           : type == DType::BF16 ? Reading::brains
+    return type == DType::F32    ? Reading::f32
+           : type == DType::F16  ? Reading::f16
+           : type == DType::BF16 ? Reading::bf16
            : type == DType::Q4   ? Reading::nibbles
            : type == DType::Q3   ? Reading::stream
            : type == DType::Q2   ? Reading::stream
@@ -24,33 +24,33 @@ __host__ __device__ constexpr bool few_bits(Reading reading) {
     return reading == Reading::nibbles || reading == Reading::stream;
 }
 
-/// The column of a row of whole groups that pair `pair` of a unit has in half 0, the low one, or 1: see
-/// load_unit().
+/// The column, in a row of whole groups, of pair `pair` of a unit; half: 0, the low half of the pair, or 1.
+/// See load_unit().
 __device__ inline int unit_column(Reading reading, int unit, int pair, int half) {
     if (reading == Reading::nibbles)
         return unit / 4 * 32 + unit % 4 * 4 + pair % 2 * 16 + pair / 2 + half * 2;
     return unit * 8 + pair + half * 4;
 }
-/// Which column is k-index 2 * member + i of a step's first or second eight.
+/// The column at k-index 2 * member + i of a step's first or second eight.
 __device__ inline int query_column(Reading reading, int step, int member, int second, int i) {
     if (few_bits(reading)) return unit_column(reading, step / 2 * 4 + member, step % 2 * 2 + second, i);
-    const bool whole = reading == Reading::halves || reading == Reading::brains;
+    const bool whole = reading == Reading::f16 || reading == Reading::bf16;
     return 16 * step + (whole ? 2 * member + 8 * second : 4 * member + 2 * second) + i;
 }
-/// Which column of a row is column c of tile n of the sums.
+/// The column of a row whose sum is column c of tile n.
 __device__ inline int value_column(Reading reading, int n, int c) {
     if (reading == Reading::bytes) return n / 4 * 32 + 4 * c + n % 4;
     if (few_bits(reading)) return unit_column(reading, n / 8 * 8 + c, n % 4, n / 4 % 2);
     return 8 * n + c;
 }
 
-/// Codes of one byte as f16, two at a time: bytes 0 and 1 of `codes` or, `high`, 2 and 3. Without their
-/// scale; see e4m3_to_f16.
+/// Codes of one byte as f16, two at a time: bytes 0 and 1 of `codes` or, with `high`, 2 and 3. Without their
+/// scale; see e4m3_to_f16().
 template <class Row>
 __device__ inline uint32_t code_pair(uint32_t codes, bool high) {
     if constexpr (Row::kType == DType::Q8) {
         const uint32_t raised = __byte_perm(codes ^ 0x80808080u, 0x64646464u, high ? 0x4342 : 0x4140);
-        return add_f16x2(raised, 0xe480e480u);  // less 1024 + 128
+        return add_f16x2(raised, 0xe480e480u);  // minus 1024 + 128
     } else {
         const uint32_t e5m2 = __byte_perm(codes, 0, high ? 0x3424 : 0x1404);
         if constexpr (Row::kType == DType::FP8_E5M2) return e5m2;
@@ -58,7 +58,7 @@ __device__ inline uint32_t code_pair(uint32_t codes, bool high) {
     }
 }
 
-/// A unit of a row, its codes as four pairs: pair i has a code in each half, from bit i * kBits of it on.
+/// The codes of a unit of a row as four pairs: pair i has a code in each half, from bit i * kBits on.
 template <class Row>
 __device__ inline uint32_t load_unit(const unsigned char* row, int unit) {
     const unsigned char* const from = row + unit * Row::kBits;
@@ -71,28 +71,28 @@ __device__ inline uint32_t load_unit(const unsigned char* row, int unit) {
         return from[0] | from[1] << 16;
     }
 }
-/// Pair `i` as numbers, with scales and minima of both.
+/// Pair `i` as numbers, with the scales and minima of both codes.
 template <class Row>
 __device__ inline uint32_t unit_pair(uint32_t unit, int i, uint32_t scales, uint32_t minima) {
     constexpr uint32_t kBoth = 0x00010001;
     const uint32_t raised = (unit >> i * Row::kBits & Row::kMaxCode * kBoth) | 0x64006400;  // 1024 + code
     return multiply_add_f16x2(add_f16x2(raised, 0xe400e400u), scales, minima);
 }
-/// Of two words the low halves, or the high ones.
+/// The low halves of two words, or the high ones.
 __device__ inline uint32_t low_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
 __device__ inline uint32_t high_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
 
-template <bool brain>
+template <bool bf16>
 __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    if constexpr (brain)
+    if constexpr (bf16)
         multiply_add_bf16(d, a, b0, b1);
     else
         multiply_add_f16(d, a, b0, b1);
 }
 
-/// Two pairs of numbers of 16 bits that add up to a pair of floats.
-__device__ inline void split_pair(bool brain, float x, float y, uint32_t& high, uint32_t& low) {
-    if (brain) {
+/// Splits a pair of floats into two pairs of 16-bit numbers that add up to it.
+__device__ inline void split_pair(bool bf16, float x, float y, uint32_t& high, uint32_t& low) {
+    if (bf16) {
         high = pair_bf16(x, y);
         low = pair_bf16(x - from_bf16(high & 0xffff), y - from_bf16(high >> 16));
     } else {
@@ -101,12 +101,12 @@ __device__ inline void split_pair(bool brain, float x, float y, uint32_t& high, 
     }
 }
 
-/// 32 rows in shared memory, `stride` bytes apart (an odd number of 16 bytes: no bank is asked twice), and
-/// behind them their scales.
+/// 32 rows in shared memory, `stride` bytes apart (an odd multiple of 16, so that there are no bank
+/// conflicts), then their scales.
 struct CodeTile {
     const unsigned char* rows;
     int stride;
-    int groups;  // of few bits, in a row
+    int groups;  // of a row, in few bits
     __device__ const unsigned char* scales() const { return rows + kBlockRows * stride; }
 };
 
@@ -115,8 +115,8 @@ __device__ inline void load_step(uint32_t (&a)[4], const uint4* queries, int ste
     a[0] = q.x, a[1] = q.y, a[2] = q.z, a[3] = q.w;
 }
 
-/// s[i] += queries [16] times rows 8 i ... 8 i + 7; `steps` of 16 columns.
-template <bool brain>
+/// s[i] += queries [16] times rows [8 i, 8 i + 8), in `steps` of 16 columns.
+template <bool bf16>
 __device__ inline void score_halves(const CodeTile& tile, const uint4* queries, int steps, float (&s)[4][4]) {
     const int lane = threadIdx.x % 32;
     const unsigned char* const row = tile.rows + (lane / 16 * 8 + lane % 8) * tile.stride + lane / 8 % 2 * 16;
@@ -127,8 +127,8 @@ __device__ inline void score_halves(const CodeTile& tile, const uint4* queries, 
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             load_matrices(b, row + half * 16 * tile.stride + step * 32);
-            multiply_add<brain>(s[2 * half], a, b[0], b[1]);
-            multiply_add<brain>(s[2 * half + 1], a, b[2], b[3]);
+            multiply_add<bf16>(s[2 * half], a, b[0], b[1]);
+            multiply_add<bf16>(s[2 * half + 1], a, b[2], b[3]);
         }
     }
 }
@@ -151,7 +151,7 @@ __device__ inline void score_bytes(const CodeTile& tile, const uint4* queries, i
 struct UnitScales {
     uint32_t scale[4], minimum[4];
 
-    /// Of a group of columns, a scale and a minimum.
+    /// A group's scale and minimum.
     __device__ void set(uint32_t of_group) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -159,7 +159,7 @@ struct UnitScales {
             minimum[i] = high_halves(of_group, of_group);
         }
     }
-    /// Of channels.
+    /// Those of channels.
     __device__ void set(const uint32_t* channels, Reading reading, int unit) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -195,8 +195,8 @@ __device__ inline void score_units(const CodeTile& tile, const uint4* queries, i
     }
 }
 
-/// sums[n] += weights [16] times columns of 16 rows from `first` on; `columns` of a row are read.
-template <bool brain, int kTiles>
+/// sums[n] += weights [16] times columns of 16 rows from `first` on; rows have `columns` columns.
+template <bool bf16, int kTiles>
 __device__ inline void add_halves(const CodeTile& tile, int first, int columns, const uint32_t (&weights)[4],
                                   float (&sums)[kTiles][4]) {
     const int lane = threadIdx.x % 32;
@@ -206,13 +206,13 @@ __device__ inline void add_halves(const CodeTile& tile, int first, int columns, 
     for (int n = 0; n < kTiles; n += 2) {
         if (8 * n >= columns) break;
         uint32_t b[4];
-        load_matrices_turned(b, row + n * 16);
-        multiply_add<brain>(sums[n], weights, b[0], b[1]);
-        multiply_add<brain>(sums[n + 1], weights, b[2], b[3]);
+        load_matrices_transposed(b, row + n * 16);
+        multiply_add<bf16>(sums[n], weights, b[0], b[1]);
+        multiply_add<bf16>(sums[n + 1], weights, b[2], b[3]);
     }
 }
 
-/// Words of the four rows whose weights this lane's products have.
+/// A word of each of the four rows whose weights this lane's products have.
 struct RowWords {
     uint32_t rows[4];
     __device__ RowWords(const unsigned char* row, int stride, bool wanted) {
@@ -254,7 +254,7 @@ __device__ inline void add_units(const CodeTile& tile, int first, int columns, c
     for (int n = 0; n < kTiles; n += 8) {
         if (8 * n >= columns) break;
         const int unit = n + lane / 4, group = unit / 4;
-        uint32_t codes[2][2] = {}, scale[2] = {}, minimum[2] = {};  // [half][of two rows]
+        uint32_t codes[2][2] = {}, scale[2] = {}, minimum[2] = {};  // [half][pair of rows]
         if (group < tile.groups) {
 #pragma unroll
             for (int k = 0; k < 2; ++k) {

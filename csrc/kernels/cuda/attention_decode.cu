@@ -1,11 +1,11 @@
-// Attention of one query a sequence over planes of their own heads (modes kv, kivi ... at decoding).
+// Decode attention: one query a sequence, over planes with heads of their own (modes kv, kivi ...).
 //
-// A block has the up to 8 queries that share a head of K and V, and a part of the rows; each of its warps
-// takes every n-th 32 rows of them on its own: K and V of 32 rows come in the background to shared memory, K
-// of the next ones while V is read. Both products are mma of 16 x 8 x 16 whose 16 rows are 8 queries (then
-// their weights) in two numbers of 16 bits each, so that nothing is lost but the rounding of the rows
-// themselves, and a row's bytes cost a fraction of an instruction each. The warps' sums meet in shared memory
-// at the end, the parts' in merge_parts(). How much is started depends on no length.
+// A block has the up to 8 queries that share a head of K and V, and a part of the rows (split-K over the
+// context). Each of its warps takes every n-th tile of 32 rows: K and V are copied asynchronously to shared
+// memory, K of the next tile while V is read. Both products are mma of 16 x 8 x 16 whose 16 rows are 8
+// queries (then their weights) as two 16-bit numbers each, so that nothing is lost but the rounding of the
+// rows, and a row's byte costs a fraction of an instruction. The warps' sums are combined in shared memory,
+// the parts' in merge_parts(). The launch does not depend on lengths.
 #include <algorithm>
 #include <type_traits>
 
@@ -16,20 +16,20 @@ namespace {
 
 constexpr int kMaxWarps = 4;
 
-/// Which rows of a tile are seen, of those in `rows`.
-__device__ Seen seen_of(int64_t tile, Range rows) {
+/// The visible rows of a tile, of those in `rows`.
+__device__ VisibleRows visible_of(int64_t tile, Range rows) {
     const int64_t first = tile * kBlockRows;
     return {static_cast<int>(max(rows.first - first, int64_t(0))),
             static_cast<int>(min(rows.end - first, int64_t(kBlockRows)))};
 }
 
-/// The tiles of 32 rows that a warp goes through, every n-th of the part's, and the copies of them.
+/// The tiles that a warp takes, every n-th of the part's, and their copies.
 struct WarpTiles {
     const DecodeJob& job;
     Range rows;
     int64_t tile, end;
     int step;
-    int32_t block, next;  // of this tile and of the one after it
+    int32_t block, next;  // cache blocks of this tile and of the next
 
     __device__ WarpTiles(const DecodeJob& job, Range rows, int64_t begin, int64_t end)
         : job(job), rows(rows), tile(begin + threadIdx.x / 32), end(end), step(blockDim.x / 32) {
@@ -40,17 +40,17 @@ struct WarpTiles {
         return job.s.table && tile < end ? job.s.table[tile] : 0;
     }
     __device__ void fetch_k(int64_t tile, int32_t block) const {
-        if (tile < end) fetch(job.shape.k, block, tile, job.kv_head, seen_of(tile, rows), job.tiles);
+        if (tile < end) fetch(job.shape.k, block, tile, job.kv_head, visible_of(tile, rows), job.tiles);
         commit_copies();
     }
     __device__ void fetch_v(int64_t tile, int32_t block) const {
         unsigned char* const to = job.tiles + job.shape.k.bytes;
-        if (tile < end) fetch(job.shape.v, block, tile, job.value_head, seen_of(tile, rows), to);
+        if (tile < end) fetch(job.shape.v, block, tile, job.value_head, visible_of(tile, rows), to);
         commit_copies();
     }
 };
 
-template <bool turned, int kTiles>
+template <bool rotated, int kTiles>
 __device__ void add_stored(const DecodeJob& job, WarpTiles& at, Sums& state, float (&sums)[kTiles][4]) {
     const float threshold = job.a.sparse_threshold;
     const bool spares = threshold > 0;
@@ -64,27 +64,27 @@ __device__ void add_stored(const DecodeJob& job, WarpTiles& at, Sums& state, flo
         else
             wait_copies<1>();
         __syncwarp();
-        const Seen seen = seen_of(at.tile, at.rows);
+        const VisibleRows visible = visible_of(at.tile, at.rows);
         float w[4][2], mass;
-        score_tile<turned>(job, at.tile * kBlockRows, seen, w);
+        score_tile<rotated>(job, at.tile * kBlockRows, visible, w);
         __syncwarp();
         if (!spares) at.fetch_k(at.tile + at.step, at.next);
-        const float factor = weigh(w, state, mass);
+        const float factor = online_softmax(w, state, mass);
         bool needed = true;
         if (spares) {
             const bool negligible = state.skipped + mass <= threshold * state.sum;
             needed = __any_sync(~0u, !negligible && query < job.n_queries);
-            met += seen.end - seen.first;
+            met += visible.end - visible.first;
             if (needed)
                 at.fetch_v(at.tile, at.block);
             else
-                skipped += seen.end - seen.first;
+                skipped += visible.end - visible.first;
             at.fetch_k(at.tile + at.step, at.next);
         }
         if (needed) {
             wait_copies<1>();
             __syncwarp();
-            add_tile(job, seen, factor, w, state, sums);
+            add_tile(job, visible, factor, w, state, sums);
             __syncwarp();
         } else {
             state.skipped += mass;
@@ -104,15 +104,15 @@ __device__ void add_stored(const DecodeJob& job, WarpTiles& at, Sums& state, flo
     }
 }
 
-/// The warps' sums [query][dim], and beside them their maxima and sums of weights.
+/// Maxima and sums of weights of the warps.
 struct Shared {
     float max[kMaxWarps + 1][kQueries], sum[kMaxWarps + 1][kQueries];  // the last: the fresh row
     float weights[kMaxWarps + 1][kQueries];
     Share shares[kQueries];
 };
 
-/// The fresh row's score, of the part that reads it.
-template <bool turned>
+/// The fresh row's score, in the part that reads it.
+template <bool rotated>
 __device__ void score_fresh(const DecodeJob& job, bool wanted, Shared& shared) {
     const int lane = threadIdx.x % 32, dim = job.scores().dim;
     const bool sees = wanted && fresh_rows(job.a, job.s, job.s.position, job.s.position).size() > 0;
@@ -121,10 +121,11 @@ __device__ void score_fresh(const DecodeJob& job, bool wanted, Shared& shared) {
         float dot = 0;
         if (sees) {
             const float* const row = job.scores().fresh.row(job.row) + int64_t(job.kv_head) * dim;
-            const float *const q = job.query(i), *const turn = job.scores().turns.row(job.s.position);
-            const int half = turned ? dim / 2 : 0;
+            const float *const q = job.query(i), *const rope_row =
+                                                     job.scores().rope_table.row(job.s.position);
+            const int half = rotated ? dim / 2 : 0;
             for (int column = lane; column < half; column += 32) {
-                const float cos = turn[2 * column], sin = turn[2 * column + 1];
+                const float cos = rope_row[2 * column], sin = rope_row[2 * column + 1];
                 const float x = row[column], y = row[column + half];
                 dot = fmaf(q[column], x * cos - y * sin, dot);
                 dot = fmaf(q[column + half], x * sin + y * cos, dot);
@@ -141,7 +142,7 @@ __device__ void score_fresh(const DecodeJob& job, bool wanted, Shared& shared) {
     }
 }
 
-/// Weights of the warps and of the fresh row; a thread a query.
+/// Weights by which the warps' sums and the fresh row are merged; a thread a query.
 __device__ void combine(const DecodeJob& job, const Parts& parts, int64_t slot, int i, Shared& shared) {
     float high = -infinity(), sum = 0;
     const auto each = [&](auto f) {
@@ -191,13 +192,13 @@ __device__ void write_results(const DecodeJob& job, const Parts& parts, int part
     }
 }
 
-/// Of planes with rows of two types.
+/// K and V are stored in different types.
 struct MixedRows {
-    static constexpr int kGroup = 32;  // there may be some
+    static constexpr int kGroup = 32;  // there may be groups
 };
 
-/// Says what both planes hold, so that a kernel has the code of that type alone: of all types there is too
-/// much of it to stay in a processor, and a layer's weights push it out of the L2 cache.
+/// Makes the type of both planes a constant, so that a kernel has code for it alone: code for all types is
+/// too large for the instruction cache, and a layer's weights would evict it from L2.
 template <class Row>
 __device__ inline void know_type(DecodeShape& shape) {
     if constexpr (!std::is_same_v<Row, MixedRows>) {
@@ -207,7 +208,7 @@ __device__ inline void know_type(DecodeShape& shape) {
 }
 
 /// Blocks: parts, groups of queries of a KV head, sequences.
-template <class Row, bool turned, int kTiles>
+template <class Row, bool rotated, int kTiles>
 __global__ void __launch_bounds__(kMaxWarps * 32)
     decode_kernel(AttentionView a, DecodeShape shape, Parts parts) {
     begin_early();
@@ -239,13 +240,13 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
     WarpTiles at(job, rows, first + n * part / parts.n, first + n * (part + 1) / parts.n);
     at.fetch_k(at.tile, at.block);
     if (!(a.sparse_threshold > 0)) at.fetch_v(at.tile, at.block);
-    place_queries<turned>(job);
-    score_fresh<turned>(job, part == parts.n - 1, shared);
+    place_queries<rotated>(job);
+    score_fresh<rotated>(job, part == parts.n - 1, shared);
     __syncthreads();
 
     Sums state;
     float sums[kTiles][4] = {};
-    add_stored<turned>(job, at, state, sums);
+    add_stored<rotated>(job, at, state, sums);
 
     if (lane % 4 == 0) {
         shared.max[warp][lane / 4] = state.max;
@@ -267,22 +268,22 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
     write_results(job, parts, part, values, shared);
 }
 
-template <class Row, bool turned, int kTiles>
+template <class Row, bool rotated, int kTiles>
 void run(const Device& device, const AttentionArgs& args, const AttentionView& view, DecodeShape shape,
          std::byte* workspace) {
     const ScoreTerm& score = args.scores[0];
     const int steps = score.dim / 16, sums = kQueries * args.values[0].dim * int(sizeof(float));
     shape.warp_bytes = std::max(shape.k.bytes + shape.v.bytes, sums);
-    const size_t turns = turned ? Turns::bytes(score.dim) : 0;
-    const size_t queries = steps * 32 * sizeof(uint4) + turns;
+    const size_t rotation_bytes = rotated ? TileRotations::bytes(score.dim) : 0;
+    const size_t queries = steps * 32 * sizeof(uint4) + rotation_bytes;
     const size_t most = device.shared_bytes - sizeof(Shared) - 1024;
     int warps = kMaxWarps;
     while (warps > 1 && warps * shape.warp_bytes + queries > most) warps /= 2;
     const size_t shared = warps * shape.warp_bytes + queries;
 
-    constexpr int kMaxAtOnce = kTiles == 8               ? 4 - turned
-                               : kTiles == 16 && !turned ? 3
-                                                         : 2;  // for their registers
+    constexpr int kMaxAtOnce = kTiles == 8                ? 4 - rotated
+                               : kTiles == 16 && !rotated ? 3
+                                                          : 2;  // by their registers
     const int at_once =
         std::clamp<int>(static_cast<int>(device.shared_bytes / (shared + 2048)), 1, kMaxAtOnce);
     const int groups = score.n_heads * shape.query_groups;
@@ -290,7 +291,7 @@ void run(const Device& device, const AttentionArgs& args, const AttentionView& v
     const int n_parts = parts_for(args, int64_t(groups) * int64_t(args.sequences.size()),
                                   int64_t(device.processors) * at_once, kMax);
     const Parts parts = place_parts(args, n_parts, workspace);
-    launch(device, decode_kernel<Row, turned, kTiles>,
+    launch(device, decode_kernel<Row, rotated, kTiles>,
            {.grid = dim3(unsigned(n_parts), unsigned(groups), unsigned(args.sequences.size())),
             .block = dim3(unsigned(warps * 32)),
             .shared_bytes = shared,
@@ -299,16 +300,16 @@ void run(const Device& device, const AttentionArgs& args, const AttentionView& v
     if (n_parts > 1) merge_parts(device, args, view, parts);
 }
 
-template <class Row, bool turned>
+template <class Row, bool rotated>
 void run_of(const Device& device, const AttentionArgs& args, const AttentionView& view,
             const DecodeShape& shape, std::byte* workspace) {
     const int dim = args.values[0].dim;
-    if (dim <= 64) return run<Row, turned, 8>(device, args, view, shape, workspace);
-    if (dim <= 128) return run<Row, turned, 16>(device, args, view, shape, workspace);
-    run<Row, turned, 32>(device, args, view, shape, workspace);
+    if (dim <= 64) return run<Row, rotated, 8>(device, args, view, shape, workspace);
+    if (dim <= 128) return run<Row, rotated, 16>(device, args, view, shape, workspace);
+    run<Row, rotated, 32>(device, args, view, shape, workspace);
 }
 
-/// fn(the trait of both planes' type), or of rows that are mixed.
+/// fn(the trait of both planes' type), or fn(MixedRows()).
 template <class Fn>
 void with_rows_of(DType k, DType v, const Fn& fn) {
     if (k == v)
@@ -317,8 +318,8 @@ void with_rows_of(DType k, DType v, const Fn& fn) {
         fn(MixedRows());
 }
 
-/// Rotation on read.
-bool can_turn(const ScoreTerm& score) {
+/// Whether RoPE on read is possible.
+bool can_rotate(const ScoreTerm& score) {
     const Rope& rope = score.rope;
     return has_groups(score.stored.dtype) && rope.n_rot == score.dim && !rope.interleaved &&
            score.dim % 64 == 0 && rope.table.rows >= kBlockRows;
@@ -331,7 +332,7 @@ bool decode_can(const Device& device, const AttentionArgs& args) {
     const ScoreTerm& score = args.scores[0];
     const ValueTerm& value = args.values[0];
     if (score.row_scale || score.bias || score.n_heads % value.n_heads) return false;
-    if (score.rope && !can_turn(score)) return false;
+    if (score.rope && !can_rotate(score)) return false;
     for (const AttentionSequence& s : args.sequences) {
         if (s.n_queries != 1) return false;
     }
@@ -339,8 +340,8 @@ bool decode_can(const Device& device, const AttentionArgs& args) {
         !can_fetch(value.stored, value.n_heads, value.dim) || value.stored.scale_tokens)
         return false;
     const int warp = plane_of(score.stored, score.dim).bytes + plane_of(value.stored, value.dim).bytes;
-    const int turns = score.rope ? Turns::bytes(score.dim) : 0;
-    return size_t(warp) + turns + (16 << 10) <= device.shared_bytes;
+    const int rotation_bytes = score.rope ? TileRotations::bytes(score.dim) : 0;
+    return size_t(warp) + rotation_bytes + (16 << 10) <= device.shared_bytes;
 }
 
 void attention_decode(const Device& device, const AttentionArgs& args, const AttentionView& view,

@@ -1,4 +1,5 @@
-// What a warp does with 32 rows when every sequence has one query: scores, weights, sums of values.
+// What a warp computes of a tile of 32 rows where each sequence has one query: scores, weights, sums of
+// values.
 #pragma once
 
 #include "kernels/cuda/attention_fetch.cuh"
@@ -10,8 +11,8 @@ constexpr int kQueries = 8;  // of a block
 
 struct DecodeShape {
     TilePlane k, v;
-    int query_groups;  // of up to 8 queries of a head
-    int warp_bytes;    // of tiles in shared memory
+    int query_groups;  // groups of up to 8 queries of a KV head
+    int warp_bytes;    // of a warp's tiles in shared memory
 };
 
 __device__ inline float max_of_members(float x) {
@@ -23,16 +24,16 @@ __device__ inline float sum_of_members(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-/// What a block works on.
+/// A block's work.
 struct DecodeJob {
     const AttentionView& a;
     const DecodeShape& shape;
     const PlacedSequence& s;
     int64_t row;                // of the query
-    int kv_head, value_head;    // there may be fewer of the latter
+    int kv_head, value_head;    // V may have fewer heads
     int first_head, n_queries;  // query heads [first_head, first_head + n_queries)
-    uint4* queries;             // [step][lane]; of rows that rotate floats, and then their turns
-    float* units;               // of queries: scores are in them
+    uint4* queries;             // [step][lane]; with RoPE on read floats, followed by rotations()
+    float* units;               // of queries: factors of their scores
     unsigned char* tiles;       // of this warp
     __device__ const ScoreView& scores() const { return a.scores[0]; }
     __device__ const ValueView& values() const { return a.values[0]; }
@@ -40,7 +41,7 @@ struct DecodeJob {
         return scores().q.row(row) + int64_t(first_head + i) * scores().q_columns;
     }
     __device__ float* float_queries() const { return reinterpret_cast<float*>(queries); }
-    __device__ uint2* turns() const {
+    __device__ uint2* rotations() const {
         return reinterpret_cast<uint2*>(float_queries() + kQueries * scores().dim);
     }
     __device__ float finish(int i, float product, float scale, bool sees, int64_t position) const {
@@ -48,9 +49,9 @@ struct DecodeJob {
     }
 };
 
-/// Queries as the products want them; each scaled to about 1, whatever its size. A warp a query. turned: rows
-/// of K rotate on read.
-template <bool turned>
+/// Lays out queries as products read them, each scaled by a power of two to about 1. A warp a query. rotated:
+/// K has RoPE on read.
+template <bool rotated>
 __device__ inline void place_queries(const DecodeJob& job) {
     const int lane = threadIdx.x % 32, dim = job.scores().dim, steps = dim / 16;
     const Reading reading = job.shape.k.reading;
@@ -63,7 +64,7 @@ __device__ inline void place_queries(const DecodeJob& job) {
         for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
         const float unit = unit_below(most), shrink = inverse_of_unit(unit);
         if (lane == 0) job.units[i] = unit * job.a.scale;
-        if constexpr (turned) {
+        if constexpr (rotated) {
             for (int column = lane; column < dim; column += 32)
                 job.float_queries()[i * dim + column] = exists ? q[column] * shrink : 0.0f;
         } else {
@@ -74,34 +75,34 @@ __device__ inline void place_queries(const DecodeJob& job) {
                     const auto number = [&](int i) {
                         return exists ? q[query_column(reading, step, member, second, i)] * shrink : 0.0f;
                     };
-                    split_pair(reading == Reading::brains, number(0), number(1), high[second], low[second]);
+                    split_pair(reading == Reading::bf16, number(0), number(1), high[second], low[second]);
                 }
                 job.queries[step * 32 + i * 4 + member] = make_uint4(high[0], low[0], high[1], low[1]);
             }
         }
     }
-    if constexpr (turned) place_turns(job.scores().turns, reading, dim / 2, job.turns());
+    if constexpr (rotated) place_rotations(job.scores().rope_table, reading, dim / 2, job.rotations());
 }
 
-/// Weights of a warp's rows so far, of the query of this lane.
+/// Softmax state of this lane's query over the warp's rows so far.
 struct Sums {
     float max = -infinity(), sum = 0, skipped = 0;
-    float unit = 1;  // values are in units of this: the power of two below the largest scale so far
+    float unit = 1;  // of values: the power of two below the largest scale so far
     bool any = false;
 };
 
-/// Scores of a tile, 8 of this lane's query: rows 8 i + 2 member, + 1.
-template <bool turned>
-__device__ inline void score_tile(const DecodeJob& job, int64_t first_position, Seen seen,
+/// Scores of a tile, 8 for this lane's query: rows 8 i + 2 member, + 1.
+template <bool rotated>
+__device__ inline void score_tile(const DecodeJob& job, int64_t first_position, VisibleRows visible,
                                   float (&out)[4][2]) {
     const TilePlane& k = job.shape.k;
     const CodeTile tile = k.at(job.tiles);
     const int lane = threadIdx.x % 32, query = min(lane / 4, job.n_queries - 1);
     float s[4][4] = {};
-    if constexpr (turned) {
+    if constexpr (rotated) {
         const int dim = job.scores().dim;
-        const float* const first = job.scores().turns.row(first_position);
-        score(k, tile, Turns{job.float_queries(), first, job.turns(), dim / 2}, s);
+        const float* const first = job.scores().rope_table.row(first_position);
+        score(k, tile, TileRotations{job.float_queries(), first, job.rotations(), dim / 2}, s);
     } else {
         score(k, tile, job.queries, job.scores().dim / 16, s);
     }
@@ -113,14 +114,14 @@ __device__ inline void score_tile(const DecodeJob& job, int64_t first_position, 
         for (int j = 0; j < 2; ++j) {
             const int row = 8 * i + 2 * (lane % 4) + j;
             const float scale = k.row_scales() ? scales[row] : 1.0f;
-            out[i][j] =
-                job.finish(query, (s[i][j] + s[i][j + 2]) * unit, scale, seen.has(row), first_position + row);
+            out[i][j] = job.finish(query, (s[i][j] + s[i][j + 2]) * unit, scale, visible.has(row),
+                                   first_position + row);
         }
     }
 }
 
-/// Scores to weights; returns what earlier sums are multiplied with, and the weights' sum.
-__device__ inline float weigh(float (&s)[4][2], Sums& sums, float& mass) {
+/// Online softmax: scores to weights; returns the factor of earlier sums; mass: the weights' sum.
+__device__ inline float online_softmax(float (&s)[4][2], Sums& sums, float& mass) {
     float high = sums.max;
 #pragma unroll
     for (int i = 0; i < 4; ++i) high = fmaxf(high, fmaxf(s[i][0], s[i][1]));
@@ -142,12 +143,13 @@ __device__ inline float weigh(float (&s)[4][2], Sums& sums, float& mass) {
     return factor;
 }
 
-/// Weights times the scales of rows, in units of what the largest of them so far is near; returns what that
-/// makes of earlier sums.
-__device__ inline float scale_weights(const CodeTile& tile, Seen seen, float (&w)[4][2], Sums& sums) {
+/// Multiplies weights with the rows' scales, in units of about the largest scale so far; returns the factor
+/// of earlier sums.
+__device__ inline float scale_weights(const CodeTile& tile, VisibleRows visible, float (&w)[4][2],
+                                      Sums& sums) {
     const int lane = threadIdx.x % 32;
     const float* const scales = reinterpret_cast<const float*>(tile.scales());
-    float most = seen.has(lane) ? scales[lane] : 0;
+    float most = visible.has(lane) ? scales[lane] : 0;
     for (int lanes = 16; lanes > 0; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
     const float power = unit_below(most);
     const float unit = most == 0 ? sums.unit : sums.any ? fmaxf(sums.unit, power) : power;
@@ -159,7 +161,7 @@ __device__ inline float scale_weights(const CodeTile& tile, Seen seen, float (&w
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             const int row = 8 * i + 2 * (lane % 4) + j;
-            w[i][j] = seen.has(row) ? w[i][j] * (scales[row] * shrink) : 0.0f;
+            w[i][j] = visible.has(row) ? w[i][j] * (scales[row] * shrink) : 0.0f;
         }
     }
     return factor;
@@ -167,13 +169,13 @@ __device__ inline float scale_weights(const CodeTile& tile, Seen seen, float (&w
 
 /// sums += weights times the tile's rows, after sums *= factor.
 template <int kTiles>
-__device__ inline void add_tile(const DecodeJob& job, Seen seen, float factor, float (&w)[4][2], Sums& state,
-                                float (&sums)[kTiles][4]) {
+__device__ inline void add_tile(const DecodeJob& job, VisibleRows visible, float factor, float (&w)[4][2],
+                                Sums& state, float (&sums)[kTiles][4]) {
     const TilePlane& v = job.shape.v;
     unsigned char* const at = job.tiles + job.shape.k.bytes;
     const CodeTile tile = v.at(at);
-    if (few_bits(v.reading) && !seen.all()) clear_scales(v, seen, at);
-    if (v.row_scales()) factor *= scale_weights(tile, seen, w, state);
+    if (few_bits(v.reading) && !visible.all()) clear_scales(v, visible, at);
+    if (v.row_scales()) factor *= scale_weights(tile, visible, w, state);
     if (__any_sync(~0u, factor != 1.0f)) {
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) {
@@ -186,7 +188,7 @@ __device__ inline void add_tile(const DecodeJob& job, Seen seen, float factor, f
         uint32_t weights[4];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            split_pair(v.reading == Reading::brains, w[2 * half + i][0], w[2 * half + i][1], weights[2 * i],
+            split_pair(v.reading == Reading::bf16, w[2 * half + i][0], w[2 * half + i][1], weights[2 * i],
                        weights[2 * i + 1]);
         }
         add(v, tile, 16 * half, job.values().dim, weights, sums);

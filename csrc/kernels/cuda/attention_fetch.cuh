@@ -1,23 +1,23 @@
-// Tiles of 32 rows of one head as they are stored: how they come to shared memory, and the products with
-// them.
+// Tiles of 32 rows of one head as they are stored: their asynchronous copies to shared memory, and products
+// with them.
 #pragma once
 
-#include "kernels/cuda/attention_turned.cuh"
+#include "kernels/cuda/attention_rotated.cuh"
 
 namespace slimrt::cuda {
 
-/// A plane as its tiles are fetched.
+/// A plane, and how its tiles are copied.
 struct TilePlane {
     RowsView rows;
-    size_t head_bytes, head_scales;  // from a head's elements and scales to the next one's
-    size_t pitch;                    // from a row to the next
-    int lines;                       // that are copied: rows, or one of all rows
+    size_t head_bytes, head_scales;  // bytes from a head's elements, and scales, to the next head's
+    size_t pitch;                    // bytes from row to row
+    int lines;                       // that are copied: rows, or one line of all rows
     int chunks, chunk_divisor;       // of 16 bytes in a line; i / chunks = i * divisor >> 16
-    int line_step, chunk_step;       // what 32 chunks on is: so many lines and chunks
+    int line_step, chunk_step;       // 32 chunks further are so many lines and chunks further
     uint32_t source_step, target_step, source_wrap,
-        target_wrap;   // bytes; wrap: more where a line ends between
+        target_wrap;   // bytes; wrap: added where a line ends in between
     int scale_chunks;  // of a tile
-    int stride;        // of rows in shared memory
+    int stride;        // bytes from row to row in shared memory
     int groups;
     int bytes;  // of a tile in shared memory
     Reading reading;
@@ -26,16 +26,16 @@ struct TilePlane {
     __device__ bool row_scales() const { return reading == Reading::bytes && scale_chunks > 0; }
 };
 
-/// Rows [first, end) of a tile.
-struct Seen {
+/// Visible rows [first, end) of a tile.
+struct VisibleRows {
     int first, end;
     __device__ bool all() const { return first == 0 && end == kBlockRows; }
     __device__ bool has(int row) const { return row >= first && row < end; }
 };
 
-/// Starts the copies of the lines from `source` on. wraps: lines end between two copies of a lane.
+/// Starts the copies of lines from `source` on. wraps: lines may end between two copies of a lane.
 template <bool wraps>
-__device__ inline void fetch_lines(const TilePlane& p, const unsigned char* source, Seen seen,
+__device__ inline void fetch_lines(const TilePlane& p, const unsigned char* source, VisibleRows visible,
                                    unsigned char* target) {
     const int lane = threadIdx.x % 32;
     int line = lane * p.chunk_divisor >> 16, chunk = lane - line * p.chunks;
@@ -43,33 +43,35 @@ __device__ inline void fetch_lines(const TilePlane& p, const unsigned char* sour
     target += line * p.stride + chunk * 16;
 #pragma unroll 1
     for (; line < p.lines; line += p.line_step, source += p.source_step, target += p.target_step) {
-        copy16(target, source, few_bits(p.reading) || seen.has(line));  // few bits are always numbers
+        copy16(
+            target, source,
+            few_bits(p.reading) || visible.has(line));  // masked rows must be numbers, as few bits always are
         if (!wraps || (chunk += p.chunk_step) < p.chunks) continue;
         line += 1, chunk -= p.chunks;
         source += p.source_wrap, target += p.target_wrap;
     }
 }
 
-/// Starts the copies of a tile's head; `block` is where it is, if paged.
-__device__ inline void fetch(const TilePlane& p, int32_t block, int64_t tile, int head, Seen seen,
+/// Starts the copies of one head of a tile; block: of the cache, if paged.
+__device__ inline void fetch(const TilePlane& p, int32_t block, int64_t tile, int head, VisibleRows visible,
                              unsigned char* to) {
     const int lane = threadIdx.x % 32;
     const unsigned char* const from = !p.rows.paged ? p.rows.base + (tile * kBlockRows - p.rows.first) *
                                                                         static_cast<int64_t>(p.rows.row_bytes)
                                                     : p.rows.base + block * p.rows.block_stride;
     const unsigned char* const rows = from + head * p.head_bytes;
-    p.chunk_step ? fetch_lines<true>(p, rows, seen, to) : fetch_lines<false>(p, rows, seen, to);
+    p.chunk_step ? fetch_lines<true>(p, rows, visible, to) : fetch_lines<false>(p, rows, visible, to);
     const unsigned char* const scales = from + kBlockRows * p.pitch + head * p.head_scales;
 #pragma unroll 1
     for (int i = lane; i < p.scale_chunks; i += 32)
         copy16(to + kBlockRows * p.stride + i * 16, scales + i * 16);
 }
 
-/// Rows that are not seen may have any scales.
-__device__ inline void clear_scales(const TilePlane& p, Seen seen, unsigned char* tile) {
+/// Zeros the scales of masked rows, which may be anything.
+__device__ inline void clear_scales(const TilePlane& p, VisibleRows visible, unsigned char* tile) {
     const int lane = threadIdx.x % 32;
     uint32_t* const scales = reinterpret_cast<uint32_t*>(tile + kBlockRows * p.stride) + lane * p.groups;
-    for (int i = 0; i < p.groups && !seen.has(lane); ++i) scales[i] = 0;
+    for (int i = 0; i < p.groups && !visible.has(lane); ++i) scales[i] = 0;
     __syncwarp();
 }
 
@@ -82,17 +84,18 @@ __device__ inline void score(const TilePlane& p, const CodeTile& tile, const uin
         else if constexpr (few_bits(reading))
             p.rows.scale_tokens ? score_units<Row, true>(tile, queries, steps, s)
                                 : score_units<Row, false>(tile, queries, steps, s);
-        else if constexpr (reading != Reading::floats)
-            score_halves<reading == Reading::brains>(tile, queries, steps, s);
+        else if constexpr (reading != Reading::f32)
+            score_halves<reading == Reading::bf16>(tile, queries, steps, s);
     });
 }
 
-/// Of rows of few bits that rotate.
-__device__ inline void score(const TilePlane& p, const CodeTile& tile, const Turns& turns, float (&s)[4][4]) {
+/// With RoPE on read, for rows of few bits.
+__device__ inline void score(const TilePlane& p, const CodeTile& tile, const TileRotations& rotations,
+                             float (&s)[4][4]) {
     with_row_type(p.rows.dtype, [&]<class Row>(Row) {
         if constexpr (Row::kGroup)
-            p.rows.scale_tokens ? score_turned<Row, true>(tile, turns, s)
-                                : score_turned<Row, false>(tile, turns, s);
+            p.rows.scale_tokens ? score_rotated<Row, true>(tile, rotations, s)
+                                : score_rotated<Row, false>(tile, rotations, s);
     });
 }
 
@@ -105,8 +108,8 @@ __device__ inline void add(const TilePlane& p, const CodeTile& tile, int first, 
             add_bytes<Row>(tile, first, dim, w, sums);
         else if constexpr (few_bits(reading))
             add_units<Row>(tile, first, dim, w, sums);
-        else if constexpr (reading != Reading::floats)
-            add_halves<reading == Reading::brains>(tile, first, dim, w, sums);
+        else if constexpr (reading != Reading::f32)
+            add_halves<reading == Reading::bf16>(tile, first, dim, w, sums);
     });
 }
 
@@ -114,7 +117,7 @@ inline TilePlane plane_of(const Rows& rows, int dim) {
     const int tokens = kBlockRows;
     const HeadBytes row = head_bytes(rows.dtype, dim);
     const HeadBytes head = head_bytes(rows.dtype, dim, tokens, rows.scale_tokens);
-    const bool own_heads = rows.heads > 1;  // else a row's heads lie side by side
+    const bool own_heads = rows.heads > 1;  // else a row's heads are contiguous
     const bool by_rows = row.elements % 16 == 0;
     TilePlane p{};
     p.rows = RowsView(rows);
@@ -139,8 +142,8 @@ inline TilePlane plane_of(const Rows& rows, int dim) {
     return p;
 }
 
-/// Heads of rows are whole pieces of 16 bytes; of few bits 32 of them are. Only of those channels may have
-/// scales.
+/// Whether a plane's tiles can be copied: rows of a head, in few bits 32 of them, must be whole pieces of 16
+/// bytes. Only few bits may have scales of channels.
 inline bool can_fetch(const Rows& rows, int n_heads, int dim) {
     const bool few = has_groups(rows.dtype);
     if (rows.dtype == DType::F32 || dim % (few ? 32 : 16) || dim > 256) return false;

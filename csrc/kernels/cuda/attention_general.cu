@@ -1,6 +1,6 @@
-// Attention of any terms in float32. A block has up to 8 (query, head) pairs that read the same heads of
-// rows, and goes through its rows 32 at a time: a warp a row for scores, a thread a column for values, whose
-// sums are in shared memory.
+// Attention of any terms, in float32. A block has up to 8 (query, head) pairs that read the same heads of
+// rows, and takes its rows 32 at a time: a warp a row for scores, a thread a column for values, whose sums
+// are in shared memory.
 #include <algorithm>
 #include <numeric>
 
@@ -14,11 +14,11 @@ constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kTile = 32;
 constexpr int kMaxPairs = 8;
 constexpr int kPairsOfWarp = kMaxPairs / kWarps;
-// Score terms have the first places of a row, then come value terms and the factors of the score terms.
+// Where the rows of a tile are: for score terms, value terms, and the factors of score terms.
 constexpr int kValuePlaces = 2, kFactorPlaces = kValuePlaces + kMaxValueTerms, kPlaces = kFactorPlaces + 2;
 constexpr size_t kMaxShared = 64 << 10;  // of queries and sums
 
-/// Where a row is: of paged rows its block and number there.
+/// Where a row is; if paged, its block and its number there.
 struct Place {
     const unsigned char* data;
     int row;
@@ -35,7 +35,7 @@ __device__ float element(const RowsView& rows, const Place& at, int column) {
     return element_of(rows, row_in(rows, at.data, at.row, head), column - head * rows.head_dim);
 }
 
-/// A block's share of the work, and what its threads have in common.
+/// A block's work, and what its threads share.
 struct Group {
     const AttentionView& a;
     const PlacedSequence& s;
@@ -44,7 +44,7 @@ struct Group {
     int first_pair, n_pairs;
     float *q, *sums;                    // [pair][columns of all terms]
     float (*weights)[kTile], *factors;  // [pair]
-    Place (*places)[kTile];             // of score terms, value terms, factors of the score terms
+    Place (*places)[kTile];             // for score terms, value terms, factors of score terms
 
     __device__ int query(int pair) const { return (first_pair + pair) / shared; }
     __device__ int head(int pair) const { return first_head + (first_pair + pair) % shared; }
@@ -53,14 +53,14 @@ struct Group {
     __device__ int column(const Term& term) const {  // of a row, where the heads begin
         return first_head / (a.n_heads / term.n_heads) * term.dim;
     }
-    /// Of row i of a tile, in the t-th term.
+    /// The t-th term's factor of row i of a tile.
     __device__ float factor_of(const ScoreView& term, const RowsView& factors, int i, int t) const {
         return element(factors, places[kFactorPlaces + t][i],
                        term.head_factors ? column(term) / term.dim : 0);
     }
 };
 
-/// The terms' rows of a tile.
+/// The rows of all terms, stored or fresh.
 struct Sources {
     RowsView scores[2], values[kMaxValueTerms], factors[2];
     Range range;
@@ -77,15 +77,15 @@ struct Sources {
     }
 };
 
-/// Where a row of a score term is, and what is done to it.
+/// A row of a score term, and what is applied to it.
 struct ScoreRow {
     const RowsView& rows;
     const Place& at;
     float factor;
-    const float* turn;  // cos, sin of its pairs
+    const float* rope_row;  // cos, sin of its pairs
 };
 
-/// Adds a row's products with the queries, of this lane's columns.
+/// Adds a row's products with the queries, over this lane's columns.
 __device__ void add_products(const Group& g, const ScoreView& term, const float* q, int q_stride,
                              const ScoreRow& row, float (&dots)[kMaxPairs]) {
     const int lane = threadIdx.x % 32, first = g.column(term), half = term.n_rot / 2;
@@ -102,7 +102,7 @@ __device__ void add_products(const Group& g, const ScoreView& term, const float*
     };
     for (int i = lane; i < half; i += 32) {
         const int one = term.interleaved ? 2 * i : i, other = term.interleaved ? one + 1 : i + half;
-        const float x = read(one), y = read(other), cos = row.turn[2 * i], sin = row.turn[2 * i + 1];
+        const float x = read(one), y = read(other), cos = row.rope_row[2 * i], sin = row.rope_row[2 * i + 1];
         add(one, x * cos - y * sin);
         add(other, x * sin + y * cos);
     }
@@ -127,11 +127,11 @@ __device__ void score_row(const Group& g, const Sources& from, int64_t position,
         const bool scaled = term.fresh_factors.data != nullptr && term.row_scale;
         const ScoreRow row = {from.scores[t], g.places[t][i],
                               scaled ? g.factor_of(term, from.factors[t], i, t) : 1.0f,
-                              term.n_rot ? term.turns.row(position) : nullptr};
+                              term.n_rot ? term.rope_table.row(position) : nullptr};
         add_products(g, term, g.q + first, q_stride, row, dots);
     }
     for (int p = 0; p < g.n_pairs; ++p) {
-        const Range range = seen(a, g.s, from.range, g.position(p), g.position(p));
+        const Range range = visible_rows(a, g.s, from.range, g.position(p), g.position(p));
         const bool sees = position >= range.first && position < range.end;
         const float s =
             finish_score(a.finish, sum_of_warp(dots[p]), a.scale, sees, g.head(p), position - g.position(p));
@@ -139,8 +139,9 @@ __device__ void score_row(const Group& g, const Sources& from, int64_t position,
     }
 }
 
-/// Scores of a tile to weights; of the pairs of this warp.
-__device__ void weigh(const Group& g, int n, float (&max)[kPairsOfWarp], float (&sum)[kPairsOfWarp]) {
+/// Online softmax of a tile's scores, for the pairs of this warp.
+__device__ void online_softmax(const Group& g, int n, float (&max)[kPairsOfWarp],
+                               float (&sum)[kPairsOfWarp]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int k = 0; k < kPairsOfWarp; ++k) {
@@ -182,12 +183,12 @@ __device__ void add_values(const Group& g, const Sources& from, int n) {
     }
 }
 
-/// The rows [first, end) of those stored or fresh.
+/// Attention over rows [first, end), stored or fresh ones.
 __device__ void add_rows(const Group& g, const Sources& from, Range part, int q_stride,
                          float (&max)[kPairsOfWarp], float (&sum)[kPairsOfWarp]) {
     for (int64_t first = part.first; first < part.end; first += kTile) {
         const int n = static_cast<int>(min(int64_t(kTile), part.end - first)), i = threadIdx.x;
-        __syncthreads();  // the last tile's weights and places have been read
+        __syncthreads();  // all have read the last tile's weights and places
         if (i < n) {
             for (int t = 0; t < g.a.n_scores; ++t) {
                 g.places[t][i] = place_of(from.scores[t], g.s.table, first + i);
@@ -201,7 +202,7 @@ __device__ void add_rows(const Group& g, const Sources& from, Range part, int q_
         for (int row = threadIdx.x / 32; row < n; row += kWarps)
             score_row(g, from, first + row, row, q_stride);
         __syncthreads();
-        weigh(g, n, max, sum);
+        online_softmax(g, n, max, sum);
         __syncthreads();
         add_values(g, from, n);
     }

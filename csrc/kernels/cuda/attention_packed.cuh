@@ -1,11 +1,12 @@
-// The step's own rows, which every block of queries reads: made tiles' numbers once, in the workspace.
+// The step's own rows, which all blocks of queries read: converted once, to the format of tiles, in the
+// workspace.
 #pragma once
 
 #include "kernels/cuda/attention_tile.cuh"
 
 namespace slimrt::cuda {
 
-/// Fresh rows of a term as tiles have them, a head's one after the other; then the rests of exact ones.
+/// Fresh rows of a term in the format of tiles, head after head; then the rests of exact ones (see Tile).
 struct PackedRows {
     unsigned char* data = nullptr;
     int rows = 0, stride = 0;
@@ -15,7 +16,7 @@ struct PackedRows {
         const size_t bytes = size_t(rows) * stride * (exact ? 2 : 1);
         return {data + head * bytes, stride, rows};
     }
-    /// As rows of a sequence whose first has number `row` here.
+    /// As rows of a sequence whose first one is row `row` here.
     template <bool exact>
     __device__ HeadSource source(int head, int dim, int64_t row, int64_t position) const {
         HeadSource from{};
@@ -42,7 +43,7 @@ __device__ inline HeadSource fresh_values(const ValueView& term, const PlacedSeq
     return source_of(term, fresh_view(term.fresh, row, s.position), s.table, head);
 }
 
-/// One head's rows of a sequence, to `to` from row `row` on.
+/// Packs one head's rows of a sequence, from row `row` of `to` on.
 template <bool exact>
 __device__ inline void pack_head(const HeadSource& from, int64_t position, int n, int row, const Tile& to) {
     const TileThread own(from.dim);

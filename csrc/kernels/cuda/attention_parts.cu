@@ -1,4 +1,4 @@
-// Results in parts, and one of them all; AttentionArgs as a view.
+// Merges partial results; AttentionArgs as a view for kernels.
 #include <algorithm>
 #include <numeric>
 
@@ -21,7 +21,7 @@ __global__ void merge_kernel(AttentionView a, Parts parts) {
     if (query >= s.n_queries) return;
     const int64_t row = s.query + a.query_shift + query, pair = pair_of(a, blockIdx.y, query, head);
     const float2* const states = parts.states + pair * parts.n;
-    if (threadIdx.x < kWarp) {  // the loads of all parts are under way at once
+    if (threadIdx.x < kWarp) {  // loads of all parts are in flight at once
         float2 state[kMaxParts / kWarp];
         float high = -infinity(), sum = 0;
 #pragma unroll
@@ -47,7 +47,7 @@ __global__ void merge_kernel(AttentionView a, Parts parts) {
         float sum = 0;
 #pragma unroll 8
         for (int i = 0; i < parts.n; ++i) {
-            const float value = values[int64_t(i) * a.value_columns];  // of no meaning where the weight is 0
+            const float value = values[int64_t(i) * a.value_columns];  // undefined where the weight is 0
             sum = weights[i] == 0 ? sum : fmaf(weights[i], value, sum);
         }
         write(a.result(row, head, column), share, sum);
@@ -78,7 +78,7 @@ ScoreView view_of(const ScoreTerm& term, int n_heads) {
     v.dim = term.dim;
     v.q_columns = static_cast<int>(term.q.cols / n_heads);
     if (term.rope) {
-        v.turns = FloatRows(term.rope.table);
+        v.rope_table = FloatRows(term.rope.table);
         v.n_rot = term.rope.n_rot;
         v.interleaved = term.rope.interleaved;
     }
@@ -135,8 +135,8 @@ Parts place_parts(const AttentionArgs& args, int n_parts, std::byte* workspace) 
 }
 
 int parts_for(const AttentionArgs& args, int64_t blocks, int64_t places, int most) {
-    constexpr int64_t kEnough = 8;        // times as many blocks as run at once: the last ones matter little
-    constexpr double kGoodShare = 0.925;  // of the places are busy on average
+    constexpr int64_t kEnough = 8;  // times as many blocks as run at once: then the last wave matters little
+    constexpr double kGoodShare = 0.925;  // of the blocks that could run, on average
     if (blocks == 0 || blocks >= kEnough * places) return 1;
     most = std::min(most, kMaxParts);
     int best = 1;

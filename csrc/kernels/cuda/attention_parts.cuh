@@ -1,4 +1,4 @@
-// What the attention kernels share: which rows a query sees, and how its result is written.
+// What the attention kernels share: which rows a query sees (the mask), and how its result is written.
 #pragma once
 
 #include "kernels/cuda/attention_view.h"
@@ -7,12 +7,13 @@ namespace slimrt::cuda {
 
 __device__ inline float infinity() { return __uint_as_float(0x7f800000u); }
 
-/// What numbers are written in units of: the largest power of two up to |x|; 1 for 0 and what is not finite.
+/// The unit in which numbers up to |x| are stored: the largest power of two up to it; 1 for 0 and what is not
+/// finite.
 __device__ inline float unit_below(float x) {
     const float power = __uint_as_float(__float_as_uint(x) & 0x7f800000u);
     return power == 0 || power == infinity() ? 1.0f : power;
 }
-/// 1 / unit, exactly, without a division: of 2^127 it is subnormal.
+/// 1 / unit, exactly and without a division; for 2^127 it is subnormal.
 __device__ inline float inverse_of_unit(float unit) {
     const uint32_t bits = 0x7f000000u - __float_as_uint(unit);
     return __uint_as_float(bits ? bits : 0x00400000u);
@@ -25,19 +26,19 @@ struct Range {
 };
 
 /// The positions of `rows` that at least one of the queries at [first, last] sees.
-__device__ inline Range seen(const AttentionView& a, const PlacedSequence& s, Range rows, int64_t first,
-                             int64_t last) {
+__device__ inline Range visible_rows(const AttentionView& a, const PlacedSequence& s, Range rows,
+                                     int64_t first, int64_t last) {
     if (a.window > 0) rows.first = max(rows.first, first - a.window + 1);
     rows.end = min(rows.end, s.causal ? last + 1 : s.end);
     return rows;
 }
 __device__ inline Range stored_rows(const AttentionView& a, const PlacedSequence& s, int64_t first,
                                     int64_t last) {
-    return seen(a, s, {s.begin, s.end}, first, last);
+    return visible_rows(a, s, {s.begin, s.end}, first, last);
 }
 __device__ inline Range fresh_rows(const AttentionView& a, const PlacedSequence& s, int64_t first,
                                    int64_t last) {
-    return seen(a, s, {s.position, s.fresh ? s.position + s.n_queries : s.position}, first, last);
+    return visible_rows(a, s, {s.position, s.fresh ? s.position + s.n_queries : s.position}, first, last);
 }
 
 /// Fresh rows as dense rows of f32.
@@ -50,7 +51,7 @@ __device__ inline RowsView fresh_view(const FloatRows& fresh, int64_t first_row,
     return rows;
 }
 
-/// What is subtracted from scores: rows that are all -inf have no maximum.
+/// What is subtracted from scores: the maximum, but 0 where all are -inf.
 __device__ inline float reference(float max) { return max == -infinity() ? 0.0f : max; }
 
 /// out = keep * out + share * values; keep 0: out is not read.
@@ -58,7 +59,8 @@ struct Share {
     float keep, share;
 };
 
-/// Of a (query, head) whose rows are all known; writes its lse. Called by one thread of those that share it.
+/// How the result of a (query, head) is written, by its maximum and sum; also writes its LSE. For one of the
+/// threads that share it.
 __device__ inline Share finish(const AttentionView& a, int64_t row, int head, float max, float sum) {
     float* const lse = a.lse.data ? a.lse.row(row) + head : nullptr;
     const float before = a.merge ? *lse * kLog2E : -infinity(), sink = a.finish.sink(head);
@@ -75,7 +77,7 @@ __device__ inline void write(float* out, Share share, float value) {
     *out = share.keep == 0 ? own : share.keep * *out + own;
 }
 
-/// Number of a pair in Parts.
+/// Index of a (query, head) in Parts.
 __device__ inline int64_t pair_of(const AttentionView& a, int sequence, int query, int head) {
     return (int64_t(sequence) * a.most_queries + query) * a.n_heads + head;
 }

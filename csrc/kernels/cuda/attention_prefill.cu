@@ -1,10 +1,11 @@
-// Attention of many queries a sequence over planes of their own heads: prompts, encoders, few queries too.
+// Prefill attention: many queries a sequence, over planes with heads of their own: prompts, encoders, few
+// queries too.
 //
-// A block has 64 (query, head) pairs of one head of K (and of V, whose heads may be fewer), a warp 16 of
-// them; it goes through the rows they see, 64 at a time (fewer where they are wide), as tiles of 16-bit
-// numbers in shared memory. Products are mma of 16 x 8 x 16; softmax weights stay in registers, where the
-// first product leaves them as the second one wants them. F32 rows become two f16 numbers each, and so do
-// queries and weights: three products instead of one, as exact as float32 to a few units.
+// A block has 64 (query, head) pairs of one head of K (V may have fewer heads), a warp 16 of them. It takes
+// the rows that they see 64 at a time (fewer where heads are wide), as tiles of 16-bit numbers in shared
+// memory. Products are mma of 16 x 8 x 16; softmax weights stay in registers, laid out by the first product
+// as the second one reads them. F32 rows, and with them queries and weights, become two f16 numbers each:
+// three products in place of one, as exact as float32 to a few units in the last place.
 #include <algorithm>
 
 #include "kernels/cuda/attention_prefill.cuh"
@@ -15,10 +16,10 @@ namespace {
 constexpr int kThreads = kTileThreads;
 constexpr int kPairs = kThreads / 32 * 16;
 constexpr int kMaxDim = 256;
-constexpr int kManyRows = 64, kFewRows = 32;  // of a tile
+constexpr int kManyRows = 64, kFewRows = 32;  // rows of a tile
 
-/// Tiles [begin, end) of `rows`, of `from`: keys and values. Where both are `copied`, values come while
-/// scores are computed, and the next keys while values are added: each where nobody reads any more.
+/// Adds tiles [begin, end) of `rows`; from: keys and values. copied: tiles are copies of the rows as stored;
+/// values are copied while scores are computed, and the next keys while values are added.
 template <bool exact, bool copied, int kRows, int kTiles>
 __device__ void add_rows(const PrefillJob& job, const HeadSource* from, Range rows, int begin, int end,
                          PairRow (&own)[2], float& unit, float (&sums)[kTiles][4]) {
@@ -29,12 +30,12 @@ __device__ void add_rows(const PrefillJob& job, const HeadSource* from, Range ro
         copy_tile<exact>(from[which], rows.first + int64_t(tile) * kRows, count(tile), to);
         commit_copies();
     };
-    look_at(job, rows, own);
+    set_visible_rows(job, rows, own);
     if (copied && begin < end) copy(0, begin, job.k);
 #pragma unroll 1
     for (int tile = begin; tile < end; ++tile) {
         wait_copies<0>();
-        __syncthreads();  // keys are there, and the last tile has been read
+        __syncthreads();  // keys have arrived, and all have read the last tile
         if constexpr (copied) {
             copy(1, tile, job.v);
         } else {
@@ -55,7 +56,7 @@ __device__ void add_rows(const PrefillJob& job, const HeadSource* from, Range ro
             __syncthreads();
             if (tile + 1 < end) copy(0, tile + 1, job.k);
         }
-        weigh<kRows>(own, w, factor);
+        online_softmax<kRows>(own, w, factor);
         const float of_units = scale_weights<kRows>(job, unit, w);
         scale_sums(factor, of_units, sums);
         if (job.a.values[0].dim == 8 * kTiles)
@@ -108,7 +109,7 @@ __device__ void write_results(const PrefillJob& job, const Parts& parts, int par
     }
 }
 
-/// Of keys and values.
+/// Where keys and values come from.
 template <bool exact>
 __device__ void set_sources(const PrefillJob& job, const Packed& packed, bool fresh, HeadSource* to) {
     const ScoreView& score = job.a.scores[0];
@@ -123,11 +124,11 @@ __device__ void set_sources(const PrefillJob& job, const Packed& packed, bool fr
     }
 }
 
-/// Blocks: KV heads x parts, pairs of a sequence (the last, which see most, first), sequences.
+/// Blocks: KV heads x parts, pairs of a sequence (the last ones, which see most rows, first), sequences.
 template <bool exact, int kRows, int kTiles>
 __global__ void __launch_bounds__(kThreads, exact || kTiles > 16 ? 2 : 3)
     prefill_kernel(const __grid_constant__ AttentionView a, Packed packed, Parts parts) {
-    __shared__ __align__(8) unsigned char source_bytes[2 * sizeof(HeadSource)];  // not in registers
+    __shared__ __align__(8) unsigned char source_bytes[2 * sizeof(HeadSource)];  // to save registers
     HeadSource* const sources = reinterpret_cast<HeadSource*>(source_bytes);
     const PlacedSequence& s = a.sequences[blockIdx.z];
     const int sharing = a.n_heads / a.scores[0].n_heads, part = blockIdx.x % parts.n;
@@ -244,7 +245,7 @@ void run_of(const Device& device, const AttentionArgs& args, const AttentionView
     run<exact, kFewRows, 32>(device, args, view, workspace);
 }
 
-/// Of a tile, as run_of() has them.
+/// Rows of a tile, as run_of() chooses them.
 int rows_of(const AttentionArgs& args) {
     return is_exact(args) || args.values[0].dim > 128 ? kFewRows : kManyRows;
 }
@@ -261,7 +262,7 @@ bool can_read(const Term& term) {
     if (rows.block_tokens == 0)
         return is_float(rows.dtype) && (!rows.base || aligned(rows.base, rows.row_bytes));
     const bool own = rows.heads == term.n_heads && rows.head_dim() == term.dim;
-    const bool side_by_side = rows.heads == 1 && rows.width % 8 == 0;  // eight columns are read at once
+    const bool side_by_side = rows.heads == 1 && rows.width % 8 == 0;  // eight columns are read at a time
     return aligned(rows.base, rows.block_stride) && (own || side_by_side);
 }
 

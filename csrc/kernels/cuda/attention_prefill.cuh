@@ -1,11 +1,11 @@
-// What a warp does with 16 (query, head) pairs and a tile of rows: scores, weights, sums of values.
+// What a warp computes of 16 (query, head) pairs and a tile of rows: scores, weights, sums of values.
 #pragma once
 
 #include "kernels/cuda/attention_packed.cuh"
 
 namespace slimrt::cuda {
 
-/// What a block works on.
+/// A block's work.
 struct PrefillJob {
     const AttentionView& a;
     const PlacedSequence& s;
@@ -16,7 +16,7 @@ struct PrefillJob {
 
     __device__ int query(int pair) const { return (first_pair + pair) / sharing; }
     __device__ int head(int pair) const { return kv_head * sharing + (first_pair + pair) % sharing; }
-    /// Which head of a term's rows serves all of them.
+    /// The head of a term's rows that the block's pairs read.
     template <class Term>
     __device__ int head_of(const Term& term) const {
         return kv_head * sharing / (a.n_heads / term.n_heads);
@@ -38,15 +38,15 @@ __device__ inline void load_queries(const PrefillJob& job) {
 /// One of the two pairs of a lane: rows lane / 4 and lane / 4 + 8 of its warp's 16.
 struct PairRow {
     int query;
-    int begin, end;  // of what it sees of the rows at hand, from their first on
+    int begin, end;  // visible rows, counted from the first of the rows at hand
     float unit;      // of its scores
     float max = -infinity(), sum = 0;
 };
 
 __device__ inline int pair_of_lane(int r) { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r; }
 
-/// Two products of a with what load_matrices() gave; and where numbers are two f16, of each with the other's
-/// rest.
+/// Two products of a with what load_matrices() loaded; and where numbers are two f16 (exact), of each one
+/// with the other's rest.
 __device__ inline void multiply_add_two(float (&first)[4], float (&second)[4], const uint32_t (&a)[4],
                                         const uint32_t (&b)[4]) {
     multiply_add_f16(first, a, b[0], b[1]);
@@ -89,19 +89,19 @@ __device__ inline void score_tile(const PrefillJob& job, float (&s)[kRows / 8][4
     }
 }
 
-/// What a lane's pairs see of `rows`.
-__device__ inline void look_at(const PrefillJob& job, const Range& rows, PairRow (&own)[2]) {
+/// Sets which of `rows` a lane's pairs see.
+__device__ inline void set_visible_rows(const PrefillJob& job, const Range& rows, PairRow (&own)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int64_t position = job.s.position + own[r].query;
-        const Range range = seen(job.a, job.s, rows, position, position);
+        const Range range = visible_rows(job.a, job.s, rows, position, position);
         own[r].begin = static_cast<int>(range.first - rows.first);
         own[r].end = static_cast<int>(range.end - rows.first);
     }
 }
 
-/// Scores of the tile's rows, the `first`-th of those at hand and on, in units of what they are; unseen ones:
-/// -inf. origin: position of the first of those at hand.
+/// Scales the scores of a tile, and masks invisible rows with -inf. first: the tile's first row, counted from
+/// the first of the rows at hand; origin: that one's position.
 template <int kRows>
 __device__ inline void finish_scores(const PrefillJob& job, int64_t origin, int first,
                                      const PairRow (&own)[2], float (&s)[kRows / 8][4]) {
@@ -132,9 +132,9 @@ __device__ inline void finish_scores(const PrefillJob& job, int64_t origin, int 
     }
 }
 
-/// Scores to weights; factor: what earlier sums are multiplied with.
+/// Online softmax: scores to weights; factor: of earlier sums.
 template <int kRows>
-__device__ inline void weigh(PairRow (&own)[2], float (&s)[kRows / 8][4], float (&factor)[2]) {
+__device__ inline void online_softmax(PairRow (&own)[2], float (&s)[kRows / 8][4], float (&factor)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         float high = own[r].max;
@@ -151,13 +151,14 @@ __device__ inline void weigh(PairRow (&own)[2], float (&s)[kRows / 8][4], float 
 #pragma unroll
             for (int j = 2 * r; j < 2 * r + 2; ++j) {
                 s[i][j] = power_of_two(s[i][j] - zero);
-                own[r].sum += s[i][j];  // of this lane's rows
+                own[r].sum += s[i][j];  // over this lane's rows
             }
         }
     }
 }
 
-/// Weights times the units of the tile's rows, in the largest so far; returns the factor of earlier sums.
+/// Multiplies weights with the units of the tile's rows, in the largest unit so far; returns the factor of
+/// earlier sums.
 template <int kRows>
 __device__ inline float scale_weights(const PrefillJob& job, float& unit, float (&w)[kRows / 8][4]) {
     const int lane = threadIdx.x % 32;
@@ -175,7 +176,7 @@ __device__ inline float scale_weights(const PrefillJob& job, float& unit, float 
     return factor;
 }
 
-/// sums *= factor * of_units, of each pair; often the maximum stays what it was.
+/// sums *= factor * of_units for each pair; nothing to do while maxima stay as they are.
 template <int kTiles>
 __device__ inline void scale_sums(const float (&factor)[2], float of_units, float (&sums)[kTiles][4]) {
     const float by[2] = {factor[0] * of_units, factor[1] * of_units};
@@ -187,7 +188,7 @@ __device__ inline void scale_sums(const float (&factor)[2], float of_units, floa
     }
 }
 
-/// sums += weights times the tile's rows; all: of 8 * kTiles columns, without a branch between products.
+/// sums += weights times the tile's rows; all: there are 8 * kTiles columns, so that products need no branch.
 template <bool exact, bool all, int kRows, int kTiles>
 __device__ inline void add_values(const PrefillJob& job, const float (&w)[kRows / 8][4],
                                   float (&sums)[kTiles][4]) {
@@ -206,9 +207,9 @@ __device__ inline void add_values(const PrefillJob& job, const float (&w)[kRows 
         for (int n = 0; n < kTiles; n += 2) {
             if (!all && 8 * n >= columns) break;
             const unsigned char* const at = v + i * 8 * job.v.stride + n * 16;
-            load_matrices_turned(b, at);
+            load_matrices_transposed(b, at);
             if constexpr (exact) {
-                load_matrices_turned(b_rest, at + job.v.rest());
+                load_matrices_transposed(b_rest, at + job.v.rest());
                 multiply_add_rests(sums[n], sums[n + 1], a, a_rest, b, b_rest);
             }
             multiply_add_two(sums[n], sums[n + 1], a, b);

@@ -1,5 +1,5 @@
-// Rows of any type, stored or fresh, into tiles of 16-bit numbers in shared memory, as the products of many
-// queries read them: scaled, biased and rotated in float32, once for all queries of a block.
+// Rows of any type, stored or fresh, as tiles of 16-bit numbers in shared memory, for products of many
+// queries: scaled, biased and rotated in float32, once for all queries of a block.
 #pragma once
 
 #include "kernels/cuda/attention_parts.cuh"
@@ -7,9 +7,9 @@
 
 namespace slimrt::cuda {
 
-/// `rows` rows of f16 `stride` bytes apart (an odd number of 16 bytes). A row's numbers are in units of a
-/// power of two, so that none is too large or lost; it stands in the 16 bytes behind them. Of `exact` ones
-/// the rests follow, as many f16 that the first ones leave out: together they have 22 bits.
+/// `rows` rows of f16, `stride` bytes apart (an odd multiple of 16). A row is in units of a power of two,
+/// which is in the 16 bytes after it, so that no number overflows or is lost. After `exact` rows come their
+/// rests, f16 of what the first ones round off: together they have 22 bits.
 struct Tile {
     unsigned char* data;
     int stride, rows;
@@ -18,14 +18,14 @@ struct Tile {
     __device__ float& unit(int row) const {
         return *reinterpret_cast<float*>(data + (row + 1) * stride - 16);
     }
-    __device__ int rest() const { return rows * stride; }  // bytes
+    __device__ int rest() const { return rows * stride; }  // bytes from a number to its rest
 };
 
-/// Padded columns of a head, and bytes from a row of a tile to the next.
+/// Columns of a head, padded; bytes from row to row of a tile.
 __host__ __device__ inline int padded(int dim) { return (dim + 15) / 16 * 16; }
 __host__ __device__ inline int tile_stride(int dim) { return padded(dim) * 2 + 16; }
 
-/// What pair_f16(x, y) = `high` leaves out.
+/// What pair_f16(x, y) = `high` rounds off.
 __device__ inline uint32_t rest_of_pair(float x, float y, uint32_t high) {
     return pair_f16(x - from_f16(high & 0xffff), y - from_f16(high >> 16));
 }
@@ -52,7 +52,7 @@ __device__ inline void load8(const unsigned char* row, int column, int head_dim,
         for (int i = 0; i < 8; ++i) codes[i] = unit >> Row::kBits * i & Row::kMaxCode;
     } else {
         const int first = column / Row::kGroup * Row::kGroup, half = Row::half_group(first, head_dim);
-        if (head_dim % 16) {  // eight here and there in two bytes, rows at multiples of 4
+        if (head_dim % 16) {  // eight codes are scattered in the bytes, and rows are at multiples of 4
 #pragma unroll
             for (int i = 0; i < 8; ++i) codes[i] = Row::code(row, column + i, head_dim);
             return;
@@ -77,7 +77,7 @@ __device__ inline void read8(const RowsView& rows, const HeadRow& row, int colum
     }
 }
 
-/// One head of rows, and what is done to it.
+/// One head of rows, and what is applied to it.
 struct HeadSource {
     RowsView rows;
     const int32_t* table;
@@ -85,19 +85,19 @@ struct HeadSource {
     const float *row_scale = nullptr, *bias = nullptr;  // of these columns
     RowsView factors;
     int factor_head = 0;
-    FloatRows turns;
+    FloatRows rope_table;
     int n_rot = 0;
     bool interleaved = false;
-    bool packed = false;  // as rows of a tile (attention_packed.cuh)
-    size_t rest = 0;      // bytes from there to the rests of exact ones
+    bool packed = false;  // in the format of a tile (attention_packed.cuh)
+    size_t rest = 0;      // bytes from these to the rests of exact ones
 
-    /// Whether they are a tile's numbers as they are.
+    /// Whether rows are copied to a tile as they are.
     __device__ bool copies(bool exact) const {
         return packed || (!exact && rows.dtype == DType::F16 && !row_scale && !bias && !n_rot);
     }
 };
 
-/// A term's head: where stored heads are not those of the term, a row has one.
+/// The source of a term's head; where stored heads are not the term's, there is a single one.
 template <class Term>
 __device__ inline HeadSource source_of(const Term& term, const RowsView& rows, const int32_t* table,
                                        int head) {
@@ -117,13 +117,13 @@ __device__ inline HeadSource keys_of(const ScoreView& term, const RowsView& rows
     from.bias = term.bias ? term.bias + head * term.dim : nullptr;
     if (term.fresh_factors.data) from.factors = factors;
     from.factor_head = term.head_factors ? head : 0;
-    from.turns = term.turns;
+    from.rope_table = term.rope_table;
     from.n_rot = term.n_rot;
     from.interleaved = term.interleaved;
     return from;
 }
 
-/// Eight columns of a row, with all that is done to it but the rotation.
+/// Eight columns of a row, scaled and biased.
 template <class Row>
 __device__ inline void read_scaled(const HeadSource& from, const HeadRow& row, float factor, int column,
                                    float (&x)[8]) {
@@ -135,7 +135,7 @@ __device__ inline void read_scaled(const HeadSource& from, const HeadRow& row, f
     }
 }
 
-/// Rotated on top, where n_rot / 2 (of neighbours n_rot) is a multiple of 8.
+/// And rotated; n_rot / 2 (interleaved: n_rot) is a multiple of 8.
 template <class Row>
 __device__ inline void read_rotated(const HeadSource& from, int64_t position, int column, float (&x)[8]) {
     const HeadRow row = row_at(from.rows, from.table, position, from.head);
@@ -145,11 +145,11 @@ __device__ inline void read_rotated(const HeadSource& from, int64_t position, in
             row_at(from.factors, from.table, position, from.factor_head).data);
     read_scaled<Row>(from, row, factor, column, x);
     if (column >= from.n_rot) return;
-    const float* const turn = from.turns.row(position);
+    const float* const rope_row = from.rope_table.row(position);
     if (from.interleaved) {
 #pragma unroll
         for (int i = 0; i < 8; i += 2) {
-            const float cos = turn[column + i], sin = turn[column + i + 1], a = x[i], b = x[i + 1];
+            const float cos = rope_row[column + i], sin = rope_row[column + i + 1], a = x[i], b = x[i + 1];
             x[i] = a * cos - b * sin;
             x[i + 1] = a * sin + b * cos;
         }
@@ -162,12 +162,12 @@ __device__ inline void read_rotated(const HeadSource& from, int64_t position, in
     read_scaled<Row>(from, row, factor, upper ? column - half : column + half, other);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const float cos = turn[2 * (pair + i)], sin = turn[2 * (pair + i) + 1];
+        const float cos = rope_row[2 * (pair + i)], sin = rope_row[2 * (pair + i) + 1];
         x[i] = x[i] * cos + (upper ? other[i] : -other[i]) * sin;
     }
 }
 
-/// Eight numbers of a row to where they belong in a tile; all lanes of the row's group (of `lanes`) call it.
+/// Writes eight numbers of a row to a tile; all lanes of the row (`lanes` of them) call it.
 template <bool exact>
 __device__ inline void write8(const Tile& to, int row, int column, bool wanted, int lanes,
                               const float (&x)[8]) {
@@ -177,7 +177,7 @@ __device__ inline void write8(const Tile& to, int row, int column, bool wanted, 
     for (int step = lanes / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
     const float unit = unit_below(most), shrink = inverse_of_unit(unit);
     if (!wanted) return;
-    if (column == 0) to.unit(row) = most == 0 ? 0 : unit;  // the largest of a tile's is what counts
+    if (column == 0) to.unit(row) = most == 0 ? 0 : unit;  // 0 does not count among a tile's units
     uint32_t words[4], rest[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -194,9 +194,9 @@ __device__ inline void write8(const Tile& to, int row, int column, bool wanted, 
 
 constexpr int kTileThreads = 128;  // of a block that fills tiles
 
-/// How a block's threads share a tile's rows: a power of two of them has a row, eight columns each.
+/// How a block's threads divide a tile's rows: a power of two of them has a row, eight columns each.
 struct TileThread {
-    int lanes, column, row, step;  // its first row, and how many there are to its next
+    int lanes, column, row, step;  // first row of this thread, and how many rows on its next one is
 
     __device__ explicit TileThread(int dim) {
         const int shift = 32 - __clz(padded(dim) / 8 - 1);
@@ -207,8 +207,8 @@ struct TileThread {
     }
 };
 
-/// Calls fn(row, column, x) for a tile's eight columns at a time, to fill x, zeros at first, and writes them.
-/// A thread reads kAtOnce rows before it writes one: loads do not pass stores.
+/// Fills a tile: fn(row, column, x) sets eight columns, which are zeros at first. A thread reads kAtOnce rows
+/// before it writes one, since loads do not pass stores.
 template <bool exact, int kAtOnce, class Fn>
 __device__ inline void fill_tile(const Tile& to, int dim, const Fn& fn) {
     const TileThread own(dim);
@@ -228,8 +228,8 @@ __device__ inline void fill_tile(const Tile& to, int dim, const Fn& fn) {
     }
 }
 
-/// Rows of paged f16 to a tile as they are. What a source says is read from shared memory, which every copy
-/// might change for all that the compiler knows, so what the rows have in common is read before them.
+/// Copies paged rows of f16 to a tile as they are. `from` is in shared memory, which the compiler must expect
+/// each copy to change, so that its fields are read before.
 __device__ inline void copy_paged(const HeadSource& from, int64_t first, int n, const Tile& to) {
     const TileThread own(from.dim);
     if (own.column >= padded(from.dim)) return;
@@ -248,7 +248,7 @@ __device__ inline void copy_paged(const HeadSource& from, int64_t first, int n, 
     }
 }
 
-/// The same of dense ones, and of packed ones, whose rests may follow.
+/// The same for dense rows, and for packed ones, whose rests may follow.
 template <bool exact>
 __device__ inline void copy_dense(const HeadSource& from, int64_t first, int n, const Tile& to) {
     const TileThread own(from.dim);
@@ -275,11 +275,11 @@ __device__ inline void copy_dense(const HeadSource& from, int64_t first, int n, 
     }
 }
 
-/// Rows of f16, or packed ones with their units, to a tile as they are; it has no more rows than a block
+/// Copies rows of f16, or packed ones with their units, to a tile, which has no more rows than a block
 /// threads.
 template <bool exact>
 __device__ inline void copy_tile(const HeadSource& from, int64_t first, int n, const Tile& to) {
-    // Of no packed row; rows that are not there do not count among a tile's units.
+    // Units of rows that are not packed; 0 for missing rows, which do not count.
     if (const int row = threadIdx.x; row < to.rows && (row >= n || !from.packed)) to.unit(row) = row < n;
     if (!exact && from.rows.paged)
         copy_paged(from, first, n, to);
@@ -287,7 +287,7 @@ __device__ inline void copy_tile(const HeadSource& from, int64_t first, int n, c
         copy_dense<exact>(from, first, n, to);
 }
 
-/// Rows [first, first + n) to a tile; the others are zeros. Copies that are still under way are committed.
+/// Loads rows [first, first + n) to a tile; its other rows become zeros. The caller commits the copies.
 template <bool exact>
 __device__ inline void load_tile(const HeadSource& from, int64_t first, int n, const Tile& to) {
     if (from.copies(exact)) return copy_tile<exact>(from, first, n, to);

@@ -7,7 +7,7 @@
 namespace slimrt::cuda {
 namespace {
 
-// Beside a hundredth of the memory: for kernels that the driver loads when they first start, cuBLASLt,
+// Left free beside 1 % of the memory: for kernels that the driver loads when they first start, cuBLASLt,
 // graphs.
 constexpr uint64_t kOthersBytes = 300ull << 20;
 
@@ -109,7 +109,7 @@ void CudaBackend::linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor o
 }
 
 void CudaBackend::multiply(Tensor x, int n_heads, std::span<const Product> products) {
-    const Current real = ready();  // libraries too ask for the device when they are opened, so when planning
+    const Current real = ready();  // when planning, too: libraries ask for the device when they are opened
     std::byte* const workspace = workspace_of(linear_workspace(device_, x, n_heads, products));
     if (!real) return;
     if (n_heads == 1) return fusion_.linear(x, products, workspace);

@@ -1,6 +1,6 @@
 // Rows of f32 to the types of cache rows (core/dtype.h) and back, bit for bit as kernels/cpu/cache_rows.cpp
-// rounds them, so that a saved sequence goes on anywhere. A block has one head of one row; groups of
-// few bits are a warp's.
+// rounds them, so that a saved sequence can be loaded on any device. A block has one head of one row; in few
+// bits a warp has a group.
 #include "kernels/cuda/code_rows.cuh"
 #include "kernels/cuda/kernels.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 constexpr unsigned kMaxThreads = 512;
 
-/// Stored rows that are coded, of each head the first columns; zeros beyond those there are.
+/// Stored rows as a source: the first columns of each head; columns that are not stored are zeros.
 struct StoredSource {
     RowsView rows;
     const int32_t* table;
@@ -39,8 +39,8 @@ __global__ void code_groups(Source x, int64_t rows, Target to) {
         code_head_in_groups<Row, stored>(x, row, blockIdx.x, to);
 }
 
-// Scales of channels: a warp codes columns of as many rows as share scales, at most kWarp of them, a row in
-// each lane; lanes without one have the first.
+// Scales of channels: a warp codes columns of the rows that share scales, at most kWarp rows, one in each
+// lane; lanes without one take the first.
 
 /// A unit of columns; `writes`: this lane has a row.
 template <class Row>
@@ -58,7 +58,7 @@ __device__ void code_unit(const StoredSource& x, int64_t row, int head, int unit
     if (writes) write_unit<Row>(plane, place.data, unit, codes);
 }
 
-/// Blocks (head, group of rows). Each warp takes every so many columns or, of few bits, units.
+/// Blocks (head, group of rows). Each warp takes every so many-th column or, in few bits, unit.
 template <class Row>
 __global__ void code_channels(StoredSource x, int64_t groups, Target to) {
     const int tokens = to.plane.scale_tokens, dim = to.plane.head_dim, head = blockIdx.x;
@@ -84,7 +84,7 @@ __global__ void code_channels(StoredSource x, int64_t groups, Target to) {
     }
 }
 
-// And back.
+// Back to f32.
 
 template <class Row>
 struct Load {
@@ -106,7 +106,7 @@ struct Load {
     }
 };
 
-/// Where not all columns of a head have one scale.
+/// Where the columns of a head have several scales.
 struct LoadElements {
     StoredSource from;
     Matrix out;
@@ -118,7 +118,7 @@ struct LoadElements {
     }
 };
 
-/// Rows of `x` to the target; `packs`: those of f32 may be read in packs.
+/// Codes the rows of `x`; packs: rows of f32 may be read in packs.
 template <bool stored, class Source>
 void code(const Device& device, const Source& x, int64_t rows, int heads, bool packs, const Target& to) {
     const int dim = to.plane.head_dim;
@@ -159,7 +159,7 @@ void store(const Device& device, Tensor x, const Slots& slots) {
     code<true>(device, FloatSource{Matrix(x), to.plane.head_dim}, x.rows, slots.heads, packs_fit(x), to);
 }
 
-/// Whole groups of rows.
+/// For whole groups of rows.
 void recode_channels(const Device& device, const StoredSource& x, int64_t rows, const Slots& slots) {
     const int64_t groups = rows / slots.scale_tokens;
     const int dim = slots.width / slots.heads;

@@ -6,7 +6,7 @@
 
 namespace slimrt::cuda {
 
-/// Rows of f32 that are coded.
+/// Rows of f32 as a source.
 struct FloatSource {
     Matrix x;
     int head_dim;
@@ -16,7 +16,7 @@ struct FloatSource {
     }
 };
 
-/// The plane that is written, with the slots of rows; or where rows go as they would be read back.
+/// The plane that is written, with the rows' slots; or `out`, which gets rows as they would be read back.
 struct Target {
     RowsView plane;
     const int32_t* slots = nullptr;  // none: `out`
@@ -33,7 +33,7 @@ struct Target {
     __device__ float* numbers(int64_t row, int head) const { return out.row(row) + head * plane.head_dim; }
 };
 
-/// How a head of a row is coded; all threads of the block call it.
+/// The coder of a head of a row, with its scale; all threads of the block call it.
 template <class Row, int n, class Source>
 __device__ Coder<Row> coder_of(const Source& x, int64_t row, int head, int dim, uint32_t* shared) {
     if constexpr (Row::kScaled) {
@@ -48,7 +48,7 @@ __device__ Coder<Row> coder_of(const Source& x, int64_t row, int head, int dim, 
     }
 }
 
-/// A head of a row.
+/// Codes a head of a row.
 template <class Row, int n, bool stored, class Source>
 __device__ void code_head(const Source& x, int64_t row, int head, const Target& to, uint32_t* shared) {
     using Code = typename Row::Code;
@@ -75,14 +75,14 @@ __device__ void code_head(const Source& x, int64_t row, int head, const Target& 
 
 // Few bits.
 
-/// The codes of a unit to a row.
+/// Writes the codes of a unit to a row.
 template <class Row>
 __device__ void write_unit(const RowsView& plane, unsigned char* row, int unit, uint32_t codes) {
     const int first = unit * Row::kBits, n = min(Row::kBits, plane.head_elements - first);
     for (int i = 0; i < n; ++i) row[first + i] = static_cast<unsigned char>(codes >> 8 * i);
 }
 
-/// A head of a row; each warp takes every so many groups.
+/// Codes a head of a row; each warp takes every so many-th group.
 template <class Row, bool stored, class Source>
 __device__ void code_head_in_groups(const Source& x, int64_t row, int head, const Target& to) {
     constexpr int kGroup = Row::kGroup, kUnits = kGroup / Row::kUnit;

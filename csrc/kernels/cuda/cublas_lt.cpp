@@ -60,7 +60,7 @@ struct CublasLt::Calls {
                        void* d, void* d_layout, const void* algorithm, void* workspace,
                        size_t workspace_bytes, void* stream);
 
-    /// Whether the library has them all.
+    /// Whether the library has all of these functions.
     bool find_in(void* library) {
         const auto find = [library](auto& call, const char* name) {
             call = reinterpret_cast<std::remove_reference_t<decltype(call)>>(dlsym(library, name));
@@ -80,7 +80,7 @@ struct CublasLt::Calls {
     }
 };
 
-/// The library's objects that describe a product, as long as a call needs them; `good`: all were made.
+/// The library's descriptors of a product; `good`: all were created.
 struct CublasLt::Descriptions {
     using Object = std::unique_ptr<void, Status (*)(void*)>;
     Object product, weight, x, out;
@@ -96,7 +96,7 @@ struct CublasLt::Descriptions {
         good = calls.create_product(&made, kComputeF32, kRealF32) == 0;
         product.reset(made);
         good = good && calls.set_product(made, kTransposeA, &transposed, sizeof transposed) == 0;
-        const int type = p.brain ? kRealBF16 : kRealF16;
+        const int type = p.bf16 ? kRealBF16 : kRealF16;
         good = good &&
                lay_out(calls, weight, type, p.k, p.m, p.weight_stride, p.heads, p.m * p.weight_stride) &&
                lay_out(calls, x, type, p.k, p.n, p.x_stride, p.heads, p.x_step) &&
@@ -131,7 +131,7 @@ bool CublasLt::fits(const LtProduct& p) {
 
 CublasLt::Key CublasLt::key_of(const LtProduct& p) {
     return {
-        p.brain, p.m, p.n, p.k, p.heads, p.weight_stride, p.x_stride, p.out_stride, int(least_alignment(p))};
+        p.bf16, p.m, p.n, p.k, p.heads, p.weight_stride, p.x_stride, p.out_stride, int(least_alignment(p))};
 }
 
 std::optional<CublasLt::Algorithm> CublasLt::ask(const LtProduct& p, const Descriptions& descriptions) const {
@@ -198,7 +198,7 @@ const Library& library() {
 const CublasLt* cublas_lt(int device) {
     if (!library().opened) return nullptr;
     static std::mutex mutex;
-    // Never destroyed: when the process ends, the driver may have gone before.
+    // Never destroyed: when the process ends, the driver may be gone.
     static auto& of_devices = *new std::map<int, std::unique_ptr<CublasLt>>;
     const std::lock_guard lock(mutex);
     const auto [own, is_new] = of_devices.try_emplace(device);

@@ -1,5 +1,5 @@
-// NVIDIA's cuBLASLt, where its library is found at run time, for products of many tokens with F16 and BF16
-// weights, and quantised ones that were unpacked: it gets more out of newer tensor cores than kernels that
+// NVIDIA's cuBLASLt, where its library is found at run time: for products of many tokens with F16 and BF16
+// weights, and with quantised ones that were unpacked. It makes more of newer tensor cores than kernels that
 // run on all of them.
 #pragma once
 
@@ -15,10 +15,10 @@
 
 namespace slimrt::cuda {
 
-/// out [n, m] f32 = x [n, k] weight [m, k]^T, both f16 or bf16; `heads` of them side by side: x_step and
-/// out_step elements on, weights m rows on. Strides are of elements.
+/// out [n, m] f32 = x [n, k] weight [m, k]^T, x and weight f16 or bf16. heads: how many such products; from
+/// one to the next x_step and out_step elements, and m rows of the weight. Strides are in elements.
 struct LtProduct {
-    bool brain = false;
+    bool bf16 = false;
     int m = 0, n = 0, k = 0, heads = 1;
     const void *weight = nullptr, *x = nullptr;
     float* out = nullptr;
@@ -27,7 +27,7 @@ struct LtProduct {
 
 class CublasLt {
   public:
-    /// Bytes of workspace, at a multiple of 256; what the library's makers advise for Hopper.
+    /// Bytes of workspace, at a multiple of 256; what NVIDIA advises for Hopper.
     static constexpr size_t kWorkspace = size_t(32) << 20;
 
     /// For the current device; nullptr where the library does not start there.
@@ -35,9 +35,9 @@ class CublasLt {
     ~CublasLt();
     CublasLt(const CublasLt&) = delete;
 
-    /// Whether the library is of use: 16-byte rows, which its fast kernels need.
+    /// Whether its fast kernels can multiply: rows must be at multiples of 16 bytes.
     static bool fits(const LtProduct& product);
-    /// Whether it multiplied. What it once could not, it is not asked again.
+    /// Whether it multiplied. A product that it refused is not tried again.
     bool multiply(const LtProduct& product, void* workspace, void* stream) const;
 
   private:
@@ -57,17 +57,17 @@ class CublasLt {
     mutable std::map<Key, std::optional<Algorithm>> algorithms_;
 };
 
-/// The library's for the current device, whose number is `device`; nullptr when there is none, or the
-/// environment has SLIMRT_CUBLASLT=0.
+/// The library for the current device, whose number is `device`; nullptr without a library, or with
+/// SLIMRT_CUBLASLT=0.
 const CublasLt* cublas_lt(int device);
 
 }  // namespace slimrt::cuda
 
 namespace slimrt {
 
-/// Files that the library may be besides where the system's loader looks; before a device multiplies first.
+/// Files to look for besides the loader's search path; to be called before a device first multiplies.
 void look_for_cublas_lt(std::vector<std::string> files);
-/// The file that CUDA devices multiply prompts with; empty: their own kernels do, slower.
+/// The library's file, with which CUDA devices multiply prompts; "" where slimrt's own kernels do, slower.
 std::string cublas_lt_library();
 
 }  // namespace slimrt

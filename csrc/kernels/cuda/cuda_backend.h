@@ -62,8 +62,7 @@ class CudaBackend final : public Backend {
     void capture_and_replay(const std::string& shape, const std::function<void()>& body) override;
 
   private:
-    /// Numbers, sequences and their block tables, one after the other in device memory, and as they were put
-    /// there.
+    /// Integers, sequences and their block tables, one after another in device memory, and the host's copy.
     struct Places {
         Buffer data;
         size_t sequences_at = 0, tables_at = 0;
@@ -72,29 +71,29 @@ class CudaBackend final : public Backend {
         std::vector<std::pair<const int32_t*, size_t>> table_at;  // of the caller's tables, where in ids
     };
     struct Graph {
-        cudaGraphExec_t exec = nullptr;  // none: its calls were made once, one by one
-        uint64_t last = 0;               // when it was played
+        cudaGraphExec_t exec = nullptr;  // null: its calls were made once, directly
+        uint64_t last = 0;               // when it was last launched
     };
     static constexpr size_t kMaxGraphs = 64;  // of some 250 kernels each
 
     void multiply(Tensor x, int n_heads, std::span<const Product> products);
-    /// A caller's block table, of rows up to `end`, as it is in device memory.
+    /// A caller's block table, for rows up to `end`, in device memory.
     const int32_t* table_of(const Rows& rows, const int32_t* table, int64_t end);
     void put(Places& places, std::span<const int32_t> numbers, std::span<AttentionSequence* const> sequences);
-    /// Whether it is a new one now.
+    /// Whether the buffer was replaced.
     bool grow(Buffer& buffer, size_t bytes, const char* what);
-    /// To the device.
+    /// Copies to the device.
     void send(void* to, const void* from, size_t bytes);
-    /// Throws Error{device}.
+    /// Throws Error{device} while a step is recorded.
     void require_no_recording(const char* what) const;
     Graph& graph_of(const std::string& shape);
     void record(Graph& graph, const std::function<void()>& body);
     void forget_graphs();
-    /// Calls that are made one by one, but for neighbours that are one kernel.
+    /// Makes calls, neighbours of which may be fused to one kernel.
     void run_fused(const std::function<void()>& calls);
-    /// True where there is something to be done: not when dry.
+    /// Makes the device current; false when planning (dry).
     Current ready() const;
-    /// The same before anything is started that is not fused.
+    /// The same, after what fusion has put off is started.
     Current ordered();
     std::byte* workspace_of(size_t bytes);
 

@@ -25,7 +25,7 @@ void check(cudaError_t result, const char* what) {
 namespace {
 
 constexpr int kMinCapability = 80, kTegra = 87;
-constexpr int kOverlaps = 90;  // compiled for it, kernels wait for the one before; the PTX of sm_80 does not
+constexpr int kOverlaps = 90;  // its kernels wait for the previous one; the PTX of sm_80 does not
 const std::vector<int> kCode = {SLIMRT_CUDA_CODE};  // what nvcc has compiled for
 
 Device describe(int id) {
@@ -40,8 +40,8 @@ Device describe(int id) {
             .name = properties.name};
 }
 
-/// Whether there is code for it: that of an earlier one of its kind, but Tegra runs none of others. Else the
-/// driver makes it of PTX.
+/// Whether compiled code runs on it: code for an earlier minor version does, but on Tegra. Else the driver
+/// compiles PTX.
 bool has_code(int capability) {
     return kCode.empty() || std::ranges::any_of(kCode, [&](int code) {
                return code / 10 == capability / 10 && code <= capability &&
@@ -49,7 +49,7 @@ bool has_code(int capability) {
            });
 }
 
-/// Why there is no device. Without any driver the runtime speaks of one that is too old.
+/// Why there is no device. Without any driver the runtime reports one that is too old.
 std::string why_no_device(cudaError_t result) {
     int driver = 0;
     if (result == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
@@ -60,7 +60,7 @@ std::string why_no_device(cudaError_t result) {
 }  // namespace
 }  // namespace cuda
 
-// With devices `why_none` says whose kernels are yet to be compiled, if any.
+// Where there are devices, `why_none` says whose kernels are yet to be compiled, if any.
 std::vector<std::string> cuda_devices(std::string* why_none) {
     int n = 0;
     const cudaError_t result = cudaGetDeviceCount(&n);

@@ -12,28 +12,27 @@
 
 namespace slimrt::cuda {
 
-/// Throws Error{device} that says what was being done.
+/// Throws Error{device} that says what failed.
 void check(cudaError_t result, const char* what);
 
 inline constexpr int kMaxCluster = 16;
 
-/// What plans are made of: nothing is asked of the device for them later.
+/// What plans are made of: later they ask nothing of the device.
 struct Device {
     int id = 0;
     int capability = 0;       // 90: sm_90
     int processors = 0;       // streaming multiprocessors
-    size_t shared_bytes = 0;  // that one block may have
+    size_t shared_bytes = 0;  // the most that a block may have
     size_t l2_bytes = 0;
-    size_t window_bytes = 0;  // of memory, that a launch may say something about
+    size_t window_bytes = 0;  // the largest access policy window of a launch
     std::array<int, kMaxCluster + 1>
-        clusters{};         // of so many blocks, each a processor's all: how many at once
-    bool overlaps = false;  // kernels may begin while the one before ends
+        clusters{};         // by size: how many run at once, with a multiprocessor for each block
+    bool overlaps = false;  // kernels may begin while the previous one ends
     std::string name;
     cudaStream_t stream = nullptr;  // none: planning
 };
 
-/// Makes a device this thread's own, as long as it lives: what others in the thread have chosen (PyTorch)
-/// stays theirs.
+/// Makes a device current in this thread as long as it lives, then the previous one again (PyTorch's, say).
 class Current {
   public:
     explicit Current(int device, bool real = true) : real_(real) {
@@ -55,15 +54,15 @@ class Current {
 
 struct Shape {
     dim3 grid, block;
-    size_t shared_bytes = 0;   // dynamic
-    unsigned cluster = 0;      // blocks of a cluster, along x; 0: none, which st.async does not work in
-    bool cooperative = false;  // all blocks run at once, or the launch fails
-    bool early = false;        // it calls wait_for_previous() (ptx.cuh), so it may begin before its turn
-    std::span<const unsigned char> once{};  // memory that is read once, and need not stay in the L2 cache
+    size_t shared_bytes = 0;                // dynamic
+    unsigned cluster = 0;                   // blocks of a cluster, along x; 0: none, and no st.async
+    bool cooperative = false;               // all blocks run at once, or the launch fails
+    bool early = false;                     // calls wait_for_previous() (ptx.cuh), so that it may begin early
+    std::span<const unsigned char> once{};  // memory that is read once and need not stay in L2
 };
 
-/// Lets a kernel have so much dynamic shared memory and, if `large_cluster`, clusters of more than 8 blocks.
-/// Never less again: other threads and recorded steps start the same kernel. Throws Error{device}.
+/// Allows a kernel so much dynamic shared memory and, if `large_cluster`, clusters of more than 8 blocks.
+/// Limits only grow, since other threads and recorded steps start the same kernel. Throws Error{device}.
 void allow(int device, const void* kernel, size_t shared_bytes, bool large_cluster);
 
 /// Starts a kernel on the device's stream. Throws Error{device}.

@@ -1,5 +1,5 @@
-// Norms, rotation, activations, sums of rows, and rows of tables. All of it is bound by memory, or at
-// decoding by the time that a kernel takes at all: every thread moves packs of 16 bytes where rows allow it.
+// Norms, RoPE, activations, sums and gathered rows. All are bound by memory or, at decoding, by a kernel's
+// latency: every thread moves packs of 16 bytes where rows allow it.
 #include "kernels/cuda/activations.cuh"
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/norm.cuh"
@@ -132,7 +132,7 @@ struct Gather {
 };
 __device__ float same(float x) { return x; }
 
-/// Of quantised weights: "columns" are sixteens.
+/// For quantised weights: "columns" are sixteens.
 template <class Weights>
 struct GatherBlocks {
     const unsigned char* table;
@@ -157,7 +157,7 @@ struct GatherBlocks {
     }
 };
 
-/// A block has a row. x += more first, where there is more.
+/// A block a row. x += more first, where there is more.
 template <int n>
 __global__ void norm_rows(NormView norm, Matrix x, Matrix more, int64_t cols) {
     begin_early();
@@ -242,7 +242,7 @@ void gather(const Device& device, Tensor table, Tensor ids, Tensor out) {
         case DType::IQ3_S_N:
             return gather_blocks<WeightsIQ3_S_N>(device, table, ids, out);
         default:
-            return;  // no type of rows of weights, or one that a load lays out as another first
+            return;  // no type of weights, or one that is converted at load
     }
 }
 

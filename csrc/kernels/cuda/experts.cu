@@ -1,7 +1,7 @@
-// Feed-forward networks of which each token takes a few. What is started does not depend on which: a block
-// multiplies rows of the expert that its pair of a token and an expert names, so a step with them can be
-// recorded. At decoding every pair reads its weights. Of a prompt pairs are ordered by expert, on the device,
-// and tiles of them share what is read; there are as many tiles as any choice could make, and some are empty.
+// Layers with experts. What is launched does not depend on the choice of experts: a block multiplies rows of
+// the expert that its pair of a token and an expert names, so that a step can be recorded. At decoding each
+// pair reads its weights. In a prompt pairs are sorted by expert, on the device, and tiles of pairs share the
+// weights that they read; there are as many tiles as any choice could need, some of them empty.
 #include <algorithm>
 
 #include "kernels/cuda/kernels.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp, kOrdering = 1024;
 
-/// Of numbers before what is none, the larger one, of equals that with the lower id.
+/// Numbers come before NaN, larger ones before smaller, of equal ones the lower id.
 __device__ bool before(float score, int id, float other, int other_id) {
     const bool number = score == score, other_number = other == other;
     if (number != other_number) return number;
@@ -25,7 +25,7 @@ struct Best {
     int id;
 };
 
-/// The best of numbers i < n for which `left`, in all lanes; lane i % 32 has them.
+/// The best of numbers i < n for which `left`, in all lanes; lane i % 32 has number i.
 template <class Left, class Value>
 __device__ Best best_in_warp(int n, const Left& left, const Value& value) {
     Best best{0, n};
@@ -48,11 +48,11 @@ __device__ float sum_in_warp(float x) {
     return x;
 }
 
-/// What one token's experts are chosen by, and their shares, before these are renormalised.
+/// What a token's experts are chosen by, and their weights before these are renormalised.
 struct Scores {
     bool sigmoid;
     const float *s, *bias;
-    float high = 0, sum = 1;  // of a softmax
+    float high = 0, sum = 1;  // of the softmax
 
     __device__ float share(int i) const { return sigmoid ? 1 / (1 + expf(-s[i])) : expf(s[i] - high) / sum; }
     __device__ float operator()(int i) const {
@@ -65,7 +65,8 @@ struct Scores {
         for (int i = threadIdx.x % kWarp; i < n; i += kWarp) sum += expf(s[i] - high);
         sum = sum_in_warp(sum);
     }
-    /// Of experts [first, first + n) the best one's, or the sum of the best two.
+    /// The score of experts [first, first + n) as a group: the best one's, with sigmoids the sum of the best
+    /// two.
     __device__ float of_group(int first, int n) const {
         Best best{0, -1}, second{0, -1};
         for (int i = first; i < first + n; ++i) {
@@ -79,7 +80,7 @@ struct Scores {
     }
 };
 
-/// The best one's share among those that are left and near it (SparseMixer).
+/// The best one's softmax weight among those that are left and near it (SparseMixer).
 template <class Left>
 __device__ float share_among_near(float near, const float* scores, int n, const Left& left, int best) {
     const float high = scores[best];
@@ -90,7 +91,7 @@ __device__ float share_among_near(float near, const float* scores, int n, const 
     return 1 / sum_in_warp(sum);
 }
 
-/// A bit for each group that is chosen. A lane a group.
+/// A bit for each chosen group. A lane a group.
 __device__ uint32_t chosen_groups(const Router& router, const Scores& scores, int n) {
     const int lane = threadIdx.x % kWarp, size = n / router.groups;
     const float of_group = lane < router.groups ? scores.of_group(lane * size, size) : 0;
@@ -102,14 +103,14 @@ __device__ uint32_t chosen_groups(const Router& router, const Scores& scores, in
     return chosen;
 }
 
-/// A warp a token; score i is lane i % 32's, of which there are at most 32 (kMaxExperts).
+/// A warp a token; lane i % 32 has score i, and at most 32 scores (kMaxExperts).
 __global__ void route_kernel(Router router, const unsigned char* scores, size_t stride, const float* bias,
                              int n_tokens, int n, int taken, int32_t* ids, float* shares) {
     const int token = blockIdx.x * kWarps + threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     if (token >= n_tokens) return;
     Scores of{router.sigmoid, reinterpret_cast<const float*>(scores + token * stride), bias};
     if (!router.sigmoid) of.find_sum(n);
-    uint32_t marks = 0;  // those that are taken, or in no group that is chosen
+    uint32_t marks = 0;  // experts that are taken, or in no chosen group
     if (router.groups > 1) {
         const uint32_t chosen = chosen_groups(router, of, n);
         for (int i = lane; i < n; i += kWarp)
@@ -134,7 +135,7 @@ __global__ void route_kernel(Router router, const unsigned char* scores, size_t 
 
 constexpr int64_t kMostRows = 65535;  // of a grid
 
-/// out[i] = sum over j of shares[i][j] * scale * rows[i * taken + j]; scales: of each expert, or none.
+/// out[i] = sum over j of shares[i][j] * scale * rows[i * taken + j]; scales: by expert, or none.
 __global__ void combine_kernel(const float* rows, const int32_t* ids, const float* shares,
                                const float* scales, int taken, int width, unsigned char* out, size_t stride,
                                int tokens) {
@@ -151,8 +152,8 @@ __global__ void combine_kernel(const float* rows, const int32_t* ids, const floa
     }
 }
 
-/// Pairs, expert by expert (among those of one as threads come: no sum depends on it), and tiles of them. One
-/// block.
+/// Sorts pairs by expert (within an expert in any order, since no sum depends on it), and makes tiles of
+/// them. One block.
 __global__ void order_kernel(const int32_t* ids, int pairs, int n_experts, int tile, int n_tiles,
                              int32_t* order, Places* places) {
     __shared__ int at[kMaxExperts];  // how many there are, then where the next one goes
@@ -174,10 +175,10 @@ __global__ void order_kernel(const int32_t* ids, int pairs, int n_experts, int t
     for (int p = threadIdx.x; p < pairs; p += blockDim.x) order[atomicAdd(&at[ids[p]], 1)] = p;
 }
 
-/// Of the workspace: gates, ups and outs of pairs, and where tokens are many, what is in an Ordered.
+/// Layout of the workspace: gates, ups and outs of pairs and, for many tokens, what Ordered holds.
 struct Parts {
     size_t rounded_at, inverse_at, places_at, order_at, bytes;
-    int tile, n_tiles = 0;  // none: a pair at a time
+    int tile, n_tiles = 0;  // 0: a pair at a time
 
     Parts(const Experts& e, Tensor x, Tensor ids) {
         const int64_t inner = e.inner(), pairs = ids.rows * ids.cols;

@@ -1,4 +1,4 @@
-// What becomes of a score before softmax, the same in every attention kernel.
+// From products to scores before the softmax, the same in every attention kernel.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +7,7 @@
 
 namespace slimrt::cuda {
 
-/// Scores may be in units of ln 2, for softmax in powers of two: `unit` is what makes natural logits those.
+/// Scores may be in units of ln 2, for softmax by powers of two; `unit` converts natural logits to them.
 struct ScoreFinish {
     float unit = 1;
     float cap = 0, inverse_cap = 0;        // in these units; 0: none
@@ -25,12 +25,12 @@ struct ScoreFinish {
           bias_origin(args.relative_origin),
           sinks(args.sinks ? args.sinks.f32() : nullptr) {}
 
-    /// The logit that only the denominator of a head counts.
+    /// A head's attention sink, which only the softmax's denominator counts.
     __device__ float sink(int head) const { return sinks ? sinks[head] * unit : -__builtin_inff(); }
 };
 
-/// A query's product with a row `distance` positions after it: scaled, capped, raised by what the distance
-/// says; -infinity where the query does not see the row.
+/// The score of a query and a row `distance` positions after it, from their product: scaled, capped, with the
+/// relative bias; -infinity where the row is masked.
 __device__ inline float finish_score(const ScoreFinish& how, float product, float scale, bool sees, int head,
                                      int64_t distance) {
     float score = product * scale;

@@ -10,7 +10,7 @@ bool same(const Tensor& a, const Tensor& b) {
     return a.data == b.data && a.rows == b.rows && a.cols == b.cols && a.stride == b.stride;
 }
 
-/// Perhaps: by the bytes from the first to the last.
+/// Conservative: by the bytes from the first to the last.
 bool overlap(const Tensor& a, const Tensor& b) {
     return a.data < b.data + b.bytes() && b.data < a.data + a.bytes();
 }
@@ -28,7 +28,7 @@ void Fusion::end() {
 }
 
 void Fusion::drop() {
-    late_ = {};
+    pending_ = {};
     active_ = false;
 }
 
@@ -39,37 +39,38 @@ Around Fusion::Products::around() const {
 }
 
 void Fusion::start() {
-    const auto late = std::exchange(late_, {});
-    if (const auto* const normed = std::get_if<Normed>(&late)) cuda::norm(device_, normed->x, normed->norm);
-    if (const auto* const products = std::get_if<Products>(&late)) {
+    const auto pending = std::exchange(pending_, {});
+    if (const auto* const normed = std::get_if<Normed>(&pending))
+        cuda::norm(device_, normed->x, normed->norm);
+    if (const auto* const products = std::get_if<Products>(&pending)) {
         const auto& [x, all, workspace, normed, sum] = *products;
         if ((normed || sum) && linear_around(device_, x, all, products->around())) return;
         if (normed) cuda::norm(device_, normed->x, normed->norm);
         cuda::linear(device_, x, 1, all, workspace);
         if (sum) cuda::add(device_, sum, all[0].out);
     }
-    if (const auto* const sum = std::get_if<Sum>(&late)) cuda::add(device_, sum->x, sum->y);
-    if (const auto* const rows = std::get_if<Rows>(&late)) step_rows(device_, *rows);
+    if (const auto* const sum = std::get_if<Sum>(&pending)) cuda::add(device_, sum->x, sum->y);
+    if (const auto* const rows = std::get_if<Rows>(&pending)) step_rows(device_, *rows);
 }
 
-/// Of what is being normed, perhaps: blocks that norm it for themselves see it as it was, so no product may
+/// Perhaps of what is being normed: blocks that norm it for themselves read it as it was, so no product may
 /// be written there.
 void Fusion::linear(Tensor x, std::span<const Product> products, std::byte* workspace) {
-    const auto* const late = std::get_if<Normed>(&late_);
-    const auto beside = [&](const Product& p) { return !overlap(p.out, late->x); };
+    const auto* const pending = std::get_if<Normed>(&pending_);
+    const auto beside = [&](const Product& p) { return !overlap(p.out, pending->x); };
     std::optional<Normed> normed;
-    if (late && same(late->norm.out, x) && std::ranges::all_of(products, beside)) {
-        normed = *late;
-        late_ = {};
+    if (pending && same(pending->norm.out, x) && std::ranges::all_of(products, beside)) {
+        normed = *pending;
+        pending_ = {};
     }
     start();
     if (!active_) return cuda::linear(device_, x, 1, products, workspace);
-    late_ = Products{x, {products.begin(), products.end()}, workspace, std::move(normed), {}};
+    pending_ = Products{x, {products.begin(), products.end()}, workspace, std::move(normed), {}};
 }
 
-/// Two products one of which gates the other.
+/// A gate and what it gates may be two products of one kernel.
 void Fusion::gate(Activation kind, Tensor gate, Tensor up) {
-    if (const auto* const products = std::get_if<Products>(&late_)) {
+    if (const auto* const products = std::get_if<Products>(&pending_)) {
         const auto& all = products->all;
         const auto product_of = [&](const Tensor& out) {
             return std::ranges::find_if(all, [&](const Product& p) { return same(p.out, out); });
@@ -81,7 +82,7 @@ void Fusion::gate(Activation kind, Tensor gate, Tensor up) {
             Around around = products->around();
             around.gate = &kind;
             if (linear_around(device_, products->x, both, around)) {
-                late_ = {};
+                pending_ = {};
                 return;
             }
         }
@@ -90,9 +91,9 @@ void Fusion::gate(Activation kind, Tensor gate, Tensor up) {
     cuda::gate(device_, kind, gate, up);
 }
 
-/// Of what a product has just given, perhaps.
+/// Perhaps adds what a product has just computed.
 void Fusion::add(Tensor x, Tensor y) {
-    auto* const products = std::get_if<Products>(&late_);
+    auto* const products = std::get_if<Products>(&pending_);
     const bool row_by_row = x.rows == y.rows;  // else y is one row for all
     if (products && row_by_row && !products->sum && products->all.size() == 1 &&
         same(products->all[0].out, y) && !overlap(products->x, x) && !overlap(y, x) &&
@@ -102,40 +103,40 @@ void Fusion::add(Tensor x, Tensor y) {
     }
     start();
     if (!active_ || !row_by_row) return cuda::add(device_, x, y);
-    late_ = Sum{x, y};
+    pending_ = Sum{x, y};
 }
 
-/// A sum that is normed at once, or rows that the products after them norm.
+/// A sum that is normed at once, or a norm that the products after it compute.
 void Fusion::norm(Tensor x, const Norm& norm) {
-    if (const auto* const products = std::get_if<Products>(&late_); products && products->sum) {
+    if (const auto* const products = std::get_if<Products>(&pending_); products && products->sum) {
         const auto own = *products;
-        late_ = {};
+        pending_ = {};
         if (!linear_around(device_, own.x, own.all, own.around())) {
             if (own.normed) cuda::norm(device_, own.normed->x, own.normed->norm);
             cuda::linear(device_, own.x, 1, own.all, own.workspace);
-            late_ = Sum{own.sum, own.all[0].out};
+            pending_ = Sum{own.sum, own.all[0].out};
         }
     }
-    const auto* const sum = std::get_if<Sum>(&late_);
+    const auto* const sum = std::get_if<Sum>(&pending_);
     if (sum && same(sum->x, x) && (!overlap(sum->y, norm.out) || same(sum->y, norm.out))) {
         const Tensor more = sum->y;
-        late_ = {};
+        pending_ = {};
         return cuda::norm(device_, x, norm, more);
     }
     start();
     if (!active_ || overlap(x, norm.out)) return cuda::norm(device_, x, norm);
-    late_ = Normed{x, norm};
+    pending_ = Normed{x, norm};
 }
 
 void Fusion::rope(Tensor x, int n_heads, const Rope& rope, Tensor positions) {
     if (!active_) return cuda::rope(device_, x, n_heads, rope, positions);
-    put_off({x, n_heads, rope, positions, {}});
+    defer({x, n_heads, rope, positions, {}});
 }
 
-/// What has just been rotated is stored with it.
+/// Rows that were just rotated are stored by the same kernel.
 void Fusion::store(Tensor x, const Slots& slots) {
     if (!active_) return cuda::store(device_, x, slots);
-    if (auto* const rows = std::get_if<Rows>(&late_)) {
+    if (auto* const rows = std::get_if<Rows>(&pending_)) {
         const auto of_x = std::ranges::find_if(
             *rows, [&](const StepRows& r) { return same(r.x, x) && r.n_heads == slots.heads && !r.slots; });
         const auto other_plane = [&](const StepRows& r) { return !r.slots || r.slots->base != slots.base; };
@@ -144,17 +145,17 @@ void Fusion::store(Tensor x, const Slots& slots) {
             return;
         }
     }
-    put_off({x, slots.heads, {}, {}, slots});
+    defer({x, slots.heads, {}, {}, slots});
 }
 
-void Fusion::put_off(StepRows own) {
+void Fusion::defer(StepRows own) {
     const auto free_of = [&](const StepRows& other) { return independent(own, other); };
-    const auto* const rows = std::get_if<Rows>(&late_);
+    const auto* const rows = std::get_if<Rows>(&pending_);
     if (!rows || rows->size() == kMaxStepRows || !std::ranges::all_of(*rows, free_of)) {
         start();
-        late_ = Rows{};
+        pending_ = Rows{};
     }
-    std::get<Rows>(late_).push_back(std::move(own));
+    std::get<Rows>(pending_).push_back(std::move(own));
 }
 
 }  // namespace slimrt::cuda

@@ -1,5 +1,5 @@
-// Neighbouring calls of a recorded step as one kernel. At decoding a kernel costs some two microseconds
-// whatever it does, which for most of a layer's calls is all that they cost.
+// Fuses neighbouring calls of a recorded step to one kernel. At decoding a kernel takes some two microseconds
+// whatever it does, which is all that most calls of a layer take.
 #pragma once
 
 #include <optional>
@@ -11,17 +11,17 @@
 namespace slimrt::cuda {
 
 /// Between begin() and end() calls are put off until it is known what follows them; else they are started at
-/// once. Memory then holds what single calls would have left there, bit for bit. Whoever starts anything else
-/// calls start() before.
+/// once. Memory then holds what single calls would leave there, bit for bit. Before anything else is started,
+/// start() must be called.
 class Fusion {
   public:
     explicit Fusion(const Device& device) : device_(device) {}
 
     void begin() { active_ = true; }
     void end();
-    /// Forgets what was put off, after a failure.
+    /// Forgets the calls that were put off, after a failure.
     void drop();
-    /// What was put off.
+    /// Starts the calls that were put off.
     void start();
 
     void linear(Tensor x, std::span<const Product> products, std::byte* workspace);
@@ -40,8 +40,8 @@ class Fusion {
         Tensor x;
         std::vector<Product> all;
         std::byte* workspace;
-        std::optional<Normed> normed;  // what becomes x first
-        Tensor sum;                    // sum += what the only one gives, if there is a sum
+        std::optional<Normed> normed;  // the norm that gives x
+        Tensor sum;                    // sum += the only product, if there is a sum
 
         Around around() const;
     };
@@ -50,12 +50,12 @@ class Fusion {
     };
     using Rows = std::vector<StepRows>;
 
-    /// Puts it off beside others that neither read nor write what it does.
-    void put_off(StepRows rows);
+    /// Puts rows off beside others, if none of them reads or writes what another one does.
+    void defer(StepRows rows);
 
     const Device& device_;
     bool active_ = false;
-    std::variant<std::monostate, Normed, Products, Sum, Rows> late_;
+    std::variant<std::monostate, Normed, Products, Sum, Rows> pending_;
 };
 
 }  // namespace slimrt::cuda

@@ -1,5 +1,5 @@
-// What the CUDA kernels offer the backend, a unit each. All tensors are device memory; every call is ordered
-// on device.stream and returns at once. What a call starts may depend on its arguments but not on what memory
+// What the CUDA kernels offer the backend, by unit. All tensors are device memory; every call is ordered on
+// device.stream and returns at once. What a call launches may depend on its arguments but not on what memory
 // holds (positions, slots, block tables, lengths), so that a step can be recorded once and replayed.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace slimrt::cuda {
 
-/// What Backend::norm() is told beside x.
+/// The arguments of Backend::norm() beside x.
 struct Norm {
     NormKind kind;
     Tensor weight, bias;
@@ -19,7 +19,7 @@ struct Norm {
     Tensor out;
 };
 
-// elementwise.cu: see Backend. Of norm(): x += more first, if there is more.
+// elementwise.cu: see Backend. norm(): x += more first, if there is more.
 void gather(const Device& device, Tensor table, Tensor ids, Tensor out);
 void norm(const Device& device, Tensor x, const Norm& norm, Tensor more = {});
 void inverse_rms(const Device& device, Tensor x, float eps, Tensor out);
@@ -37,7 +37,7 @@ void unfold(const Device& device, Tensor x, int64_t stride, int64_t padding, Ten
 // likeliest.cu: see Backend.
 void likeliest(const Device& device, Tensor x, Tensor out);
 
-// cache_rows.cu: see Backend. Of recode() and load() the table is in device memory.
+// cache_rows.cu: see Backend. recode() and load(): the table is in device memory.
 void round(const Device& device, Tensor x, DType dtype, int heads, Tensor out);
 void store(const Device& device, Tensor x, const Slots& slots);
 void recode(const Device& device, const Rows& from, const int32_t* table, int64_t begin, int64_t end,
@@ -45,16 +45,16 @@ void recode(const Device& device, const Rows& from, const int32_t* table, int64_
 void load(const Device& device, const Rows& rows, const int32_t* table, int64_t begin, int64_t end,
           Tensor out);
 
-/// Rows of a step that rotate, are then stored, or both.
+/// Rows of a step that are rotated, stored, or both.
 struct StepRows {
     Tensor x;
     int n_heads = 0;
-    Rope rope;         // none: they do not rotate
-    Tensor positions;  // of those that do
+    Rope rope;         // none: not rotated
+    Tensor positions;  // of rows that are rotated
     std::optional<Slots> slots;
 };
 inline constexpr int kMaxStepRows = 4;
-/// step_rows.cu: of up to kMaxStepRows that do not touch each other, of as many rows each.
+/// step_rows.cu: up to kMaxStepRows that do not overlap, of as many rows each.
 void step_rows(const Device& device, std::span<const StepRows> all);
 
 // linear.cu. With n_heads > 1: Backend::linear_per_head, one product.
@@ -62,15 +62,14 @@ bool native(DType dtype);
 size_t linear_workspace(const Device& device, Tensor x, int n_heads, std::span<const Product> products);
 void linear(const Device& device, Tensor x, int n_heads, std::span<const Product> products,
             std::byte* workspace);
-/// What products of a few tokens may do beside, in the same kernels; memory then holds what single calls
-/// would have left there.
+/// What products of a few tokens may be fused with; memory then holds what single calls would leave there.
 struct Around {
-    const Norm* norm = nullptr;  // before: `normed` is, and x is norm.out
+    const Norm* norm = nullptr;  // before: of `normed`; x is its output
     Tensor normed;
-    const Activation* gate = nullptr;  // after: of two products the first becomes gate(first) * second
+    const Activation* gate = nullptr;  // after: the first of two products becomes gate(first) * second
     Tensor sum;                        // after: sum += the only product, if there is a sum
 };
-/// Or false, and nothing is done.
+/// False: nothing was done.
 bool linear_around(const Device& device, Tensor x, std::span<const Product> products, const Around& around);
 
 // experts.cu: see Backend.
@@ -79,7 +78,7 @@ size_t experts_workspace(const Experts& experts, Tensor x, Tensor ids);
 void experts(const Device& device, Activation kind, const Experts& experts, Tensor x, Tensor ids,
              Tensor shares, Tensor out, std::byte* workspace);
 
-/// A sequence as kernels see it, in device memory: AttentionSequence with its table there too.
+/// An AttentionSequence in device memory, with its table there, too.
 struct PlacedSequence {
     const int32_t* table;
     int64_t position, begin, end;
@@ -87,9 +86,9 @@ struct PlacedSequence {
     int32_t fresh, causal;
 };
 
-// attention.cu. placed: args.sequences as they are in device memory; their `query` may count from another
-// row, so query_shift is added to it. Where every sequence has one query, what is started depends on no
-// position, begin or end. Counts (device memory) are added to where there is a sparse_threshold.
+// attention.cu. placed: args.sequences in device memory; their `query` may count from another row, so
+// query_shift is added to it. Where every sequence has one query, the launch depends on no position, begin or
+// end. counts (device memory) are added to where there is a sparse_threshold.
 size_t attention_workspace(const Device& device, const AttentionArgs& args);
 void attention(const Device& device, const AttentionArgs& args, const PlacedSequence* placed, int query_shift,
                SparseCounts* counts, std::byte* workspace);

@@ -1,4 +1,4 @@
-// What greedy sampling takes of a row, so that the row need not go to the host.
+// Greedy sampling of a row on the device, so that logits need not go to the host.
 #include "kernels/cuda/kernels.h"
 #include "kernels/cuda/packs.cuh"
 
@@ -9,7 +9,7 @@ constexpr unsigned kRowThreads = 1024;
 
 using Key = unsigned long long;
 
-/// Ordered as numbers are and, where they are equal, as their columns are not; of NaN the largest.
+/// Ordered as numbers are, of equal ones the lower column first; NaN is the largest.
 __device__ Key key_of(float x, int64_t column) {
     if (x != x) return ~Key{0};
     const uint32_t bits = __float_as_uint(x + 0.0f);  // -0 becomes 0

@@ -1,8 +1,8 @@
-// Which kernel multiplies. F32 weights: float32 (linear_float.cu). Else up to eight tokens: linear_few.cu;
-// more: x is rounded to 16 bits in the workspace, and tiles are multiplied by linear_many.cu, or by cuBLASLt
-// where it is there and has enough tokens; for it quantised weights become f16 in the workspace, a slice of
-// rows at a time that stays in the L2. 16-bit weights whose rows are not whole pieces of 16 bytes, as those
-// of hardly any model are, are read again for every eight tokens.
+// Chooses the kernel of a product. F32 weights: float32 (linear_float.cu). Else up to eight tokens:
+// linear_few.cu; more: x is rounded to 16 bits in the workspace and multiplied in tiles by linear_many.cu, or
+// by cuBLASLt where it is found and there are enough tokens. For it quantised weights are unpacked to f16 in
+// the workspace, a slice of rows at a time that stays in L2. 16-bit weights whose rows are not whole pieces
+// of 16 bytes, which are rare, are read again for every eight tokens.
 #include <algorithm>
 #include <vector>
 
@@ -16,13 +16,13 @@ namespace slimrt::cuda {
 
 namespace {
 
-constexpr int kLtTokens = 64;      // from here on cuBLASLt, where it is there
-constexpr int kSliceTokens = 256;  // of quantised weights: to unpack one takes as long as 70 tokens do
+constexpr int kLtTokens = 64;      // from here on cuBLASLt, where it is found
+constexpr int kSliceTokens = 256;  // for quantised weights: unpacking one takes as long as 70 tokens do
 constexpr size_t kAlignment = 256;
 
 size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-/// Products of one type, as many as a kernel takes.
+/// Products with weights of one type, as many as a kernel takes.
 struct Group {
     DType dtype;
     Job job;
@@ -36,7 +36,7 @@ void require_aligned(const Tensor& weight) {
          " weight must have its rows at multiples of ", unit, " bytes");
 }
 
-/// Whether linear_many.cu can.
+/// Whether linear_many.cu can multiply: rows in 16 bits must be whole pieces.
 bool has_pieces(DType dtype, const Job& job) {
     const auto whole = [&](const Part& part) {
         return (reinterpret_cast<uintptr_t>(part.weight) | part.stride | size_t(job.k) * 2) % kPiece == 0;
@@ -48,11 +48,11 @@ bool in_tiles(const Group& g) {
     return g.dtype != DType::F32 && g.job.tokens > kFewTokens && has_pieces(g.dtype, g.job);
 }
 
-/// Numbers from a row in 16 bits to the next.
+/// Elements from a row of x in 16 bits to the next.
 int stride_of(const Job& job) { return divide_up(job.k, kStep) * kStep; }
 
-/// How many rows of a quantised part cuBLASLt is given at a time, as f16; 0: none, since with no more of them
-/// in two thirds of the L2 their tiles would be for less than a quarter of the processors.
+/// How many rows of a quantised part are unpacked to f16 for cuBLASLt at a time; 0: none, since a slice that
+/// fits in two thirds of L2 would have tiles for less than a quarter of the multiprocessors.
 int slice_rows(const Device& device, const Job& job, const Part& part) {
     constexpr size_t kMost = size_t(32) << 20;
     constexpr int kTile = 128;
@@ -63,7 +63,7 @@ int slice_rows(const Device& device, const Job& job, const Part& part) {
     return 4 * (fit / kTile) * divide_up(job.tokens, kTile) >= device.processors ? fit : 0;
 }
 
-/// Whether cuBLASLt is to multiply.
+/// Whether cuBLASLt multiplies.
 bool by_lt(const Device& device, const Group& g) {
     const Job& job = g.job;
     const auto slices = [&](const Part& part) { return slice_rows(device, job, part) > 0; };
@@ -72,7 +72,7 @@ bool by_lt(const Device& device, const Group& g) {
     return enough && cublas_lt(device.id);
 }
 
-/// Bytes that it needs: its own, and the largest slice.
+/// Bytes for cuBLASLt: its workspace, and the largest slice.
 size_t lt_bytes(const Device& device, const Group& g) {
     size_t slice = 0;
     const size_t row = size_t(stride_of(g.job)) * 2;
@@ -110,8 +110,8 @@ std::vector<Group> group(Tensor x, int n_heads, std::span<const Product> product
     return groups;
 }
 
-/// What the workspace holds, one after the other: x in 16 bits, its powers of two and a number, and what the
-/// kernels need.
+/// Layout of the workspace: x in 16 bits, its powers of two and Rounded::too_large, and what the kernels
+/// need.
 struct Workspace {
     size_t x = 0, inverse = 0, rest = 0;
     size_t total() const { return x + inverse + rest; }
@@ -131,7 +131,7 @@ Workspace workspace_of(const Device& device, const std::vector<Group>& groups) {
     return w;
 }
 
-/// out = out * inverse + bias, where there is something to do; a block a head of a token.
+/// out = out * inverse + bias, where that changes something; a block a head of a token.
 __global__ void finish_kernel(Job job, const float* inverse, int p) {
     const Part part = job.parts[p];
     const int token = blockIdx.x / job.heads, head = blockIdx.x % job.heads;
@@ -154,7 +154,7 @@ void few_at_a_time(const Device& device, const Group& group) {
 
 LtProduct lt_product(const Group& group, const Part& part, const Rounded& x) {
     const Job& job = group.job;
-    return {.brain = group.dtype == DType::BF16,
+    return {.bf16 = group.dtype == DType::BF16,
             .m = part.rows,
             .n = job.tokens,
             .k = job.k,
@@ -169,7 +169,7 @@ LtProduct lt_product(const Group& group, const Part& part, const Rounded& x) {
             .out_step = part.rows};
 }
 
-/// Whether cuBLASLt multiplied a part: of a quantised one rows of its own in the workspace, slice by slice.
+/// Whether cuBLASLt multiplied a part; a quantised one is unpacked to the workspace, slice by slice.
 bool multiply_part_by_lt(const Device& device, const Group& group, int p, const Rounded& x,
                          std::byte* workspace) {
     const CublasLt& lt = *cublas_lt(device.id);
@@ -190,7 +190,8 @@ bool multiply_part_by_lt(const Device& device, const Group& group, int p, const 
     return true;
 }
 
-/// Whether cuBLASLt did it. Where a weight is beyond f16 own products follow, which they write over.
+/// Whether cuBLASLt multiplied. Where an unpacked weight exceeds f16, slimrt's own products overwrite its
+/// result.
 bool multiply_by_lt(const Device& device, const Group& group, const Rounded& x, std::byte* workspace) {
     if (!by_lt(device, group)) return false;
     for (int p = 0; p < group.job.n_parts; ++p) {
@@ -219,7 +220,7 @@ void linear(const Device& device, Tensor x, int n_heads, std::span<const Product
     const std::vector<Group> groups = group(x, n_heads, products);
     const Workspace sizes = workspace_of(device, groups);
     std::byte* const rest = workspace + sizes.x + sizes.inverse;
-    enum { none, half, brain } rounded = none;
+    enum { none, f16, bf16 } rounded = none;
     for (const Group& g : groups) {
         if (g.dtype == DType::F32) {
             float_products(device, g.job);
@@ -234,8 +235,8 @@ void linear(const Device& device, Tensor x, int n_heads, std::span<const Product
                          .inverse = inverse,
                          .stride = stride_of(g.job),
                          .too_large = reinterpret_cast<int*>(inverse + x.rows * n_heads)};
-        const auto wanted = g.dtype == DType::BF16 ? brain : half;
-        if (rounded != wanted) round_rows(device, g.job, wanted == brain, to);
+        const auto wanted = g.dtype == DType::BF16 ? bf16 : f16;
+        if (rounded != wanted) round_rows(device, g.job, wanted == bf16, to);
         rounded = wanted;
         if (!multiply_by_lt(device, g, to, rest))
             many_tokens(device, g.dtype, g.job, to, reinterpret_cast<float*>(rest));
@@ -263,7 +264,7 @@ void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int64
                    .x_stride = x.stride,
                    .tokens = int(x.rows),
                    .k = int(x.cols)};
-    const Product* rounded = nullptr;  // the last one for whose weight x was rounded
+    const Product* rounded = nullptr;  // the last one for whose type x was rounded
     for (const Product& product : products) {
         const DType dtype = product.weight.dtype;
         require_aligned(product.weight);
@@ -287,9 +288,9 @@ void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int64
             few_tokens(device, dtype, job);
             continue;
         }
-        const bool brain = dtype == DType::BF16;
+        const bool bf16 = dtype == DType::BF16;
         const Rounded to{ordered->rounded, ordered->inverse, stride_of(job)};
-        if (!rounded || (rounded->weight.dtype == DType::BF16) != brain) round_rows(device, rows, brain, to);
+        if (!rounded || (rounded->weight.dtype == DType::BF16) != bf16) round_rows(device, rows, bf16, to);
         rounded = &product;
         job.tokens = pairs;
         job.heads = 1;

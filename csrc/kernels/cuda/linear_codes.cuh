@@ -1,6 +1,6 @@
-// The quantised types of weights: how four codes, the scales and the minima of a chunk of 256 of k are read
-// from its bytes in shared memory. Formats: kernels/cpu/blocks.h. Four codes are elements 16 s + 4 member ...
-// of a group of 32, in two words of f16: elements 0, 2 and 1, 3.
+// Quantised types of weights: how four codes, and the scales and minima of a chunk of 256 elements of k, are
+// read from its bytes in shared memory. Formats: kernels/cpu/blocks.h. Four codes are elements 16 s + 4
+// member ... of a group of 32, in two words of f16: elements 0, 2 and 1, 3.
 #pragma once
 
 #include "kernels/cuda/numbers.cuh"
@@ -22,27 +22,27 @@ __device__ inline uint32_t word_at(const unsigned char* p) {
     return uint32_t((words[0] | uint64_t(words[1]) << 32) >> 8 * at);
 }
 
-/// Four codes as two words of f16: 1024 + bytes 0, 2 and 1, 3 of `bytes`, plus `offset` (f16, twice).
+/// Four codes as two words of f16: bytes 0, 2 and 1, 3 of `bytes`, each + 1024, plus `offset` (f16, twice).
 __device__ inline uint2 codes_of_bytes(uint32_t bytes, uint32_t offset) {
     return {add_f16x2(__byte_perm(bytes, 0x64646464, 0x4240), offset),
             add_f16x2(__byte_perm(bytes, 0x64646464, 0x4341), offset)};
 }
-/// The same of the low or high nibbles, with what is added to 1024 + code or to 64 + code.
+/// The same for the low or high nibbles; the offsets are added to 1024 + code and to 64 + code.
 __device__ inline uint2 codes_of_nibbles(uint32_t bytes, bool high, uint32_t offset, uint32_t offset_high) {
     const uint32_t mask = high ? 0x00f000f0 : 0x000f000f, kilo = 0x64006400;
     const uint32_t unit = high ? 0x2c002c00 : 0x3c003c00, add = high ? offset_high : offset;
     return {multiply_add_f16x2(and_or(bytes, mask, kilo), unit, add),
             multiply_add_f16x2(and_or(bytes >> 8, mask, kilo), unit, add)};
 }
-/// What is added to 1024 + code for code - n.
+/// The offset that makes code - n of 1024 + code.
 __host__ __device__ constexpr uint32_t less(uint32_t n) { return (0xe400 + n) * 0x10001; }
 
 __device__ inline uint32_t nibbles(uint32_t bytes, int high) { return bytes >> high * 4 & 0x0f0f0f0f; }
-/// The low four bits, one to a byte.
+/// Spreads the low four bits, one to a byte.
 __device__ inline uint32_t bits_to_bytes(uint32_t bits) { return (bits & 15) * 0x00204081 & 0x01010101; }
 
-/// The low or high nibbles of four bytes as the numbers that they stand for: 16 bytes, Table::words, each 128
-/// more. All eight nibbles are looked up, four in a __byte_perm, in both halves of the table.
+/// The low or high nibbles of four bytes, looked up in the 16 bytes of Table::words, which are numbers + 128.
+/// All eight nibbles are looked up, four in a __byte_perm, in both halves of the table.
 template <class Table>
 __device__ inline uint2 looked_up(uint32_t bytes, bool high) {
     constexpr uint32_t a = Table::words[0], b = Table::words[1], c = Table::words[2], d = Table::words[3];
@@ -53,27 +53,27 @@ __device__ inline uint2 looked_up(uint32_t bytes, bool high) {
     return codes_of_bytes(__byte_perm(first, last, high ? 0x7531 : 0x6420), less(128));
 }
 
-// Codes of few tokens may be smaller: an integer's bits are an f16 too, 2^-24 of it, which needs no addition.
+// For few tokens codes need no addition: the bits of an integer are an f16 of 2^-24 times its value.
 
-/// Bytes 0, 2 and 1, 3 as 2^-24 times what they are.
+/// Bytes 0, 2 and 1, 3, times 2^-24.
 __device__ inline uint2 small_of_bytes(uint32_t bytes) {
     return {__byte_perm(bytes, 0, 0x4240), __byte_perm(bytes, 0, 0x4341)};
 }
-/// Low nibbles as 2^-24 times what they are, high ones as 2^-20 times.
+/// Low nibbles times 2^-24, high ones times 2^-20.
 __device__ inline uint2 small_of_nibbles(uint32_t bytes, bool high) {
     const uint32_t mask = high ? 0x00f000f0 : 0x000f000f;
     return {bytes & mask, bytes >> 8 & mask};
 }
 
-/// What the types share; a block's bytes say at which multiples rows and blocks begin. codes(): of four lanes
-/// `member`. scales(): one for each 32 or 16 elements. minima(), of kMins: as many, as f16; what is returned
-/// times them is subtracted. small_codes(): codes by small_scale(group). kLargest: of magnitudes of codes;
-/// kLargestMinimum: of minima(), 0 if any number.
+/// What the types share; the bytes of a block decide how rows and blocks are aligned. A type has codes(), of
+/// four lanes `member`; scales(), one for each 32 or 16 elements; with kMins minima(), as many f16, which
+/// times the returned factor are subtracted; maybe small_codes(), to be multiplied by small_scale(group).
+/// kLargest: of magnitudes of codes; kLargestMinimum: of minima(), 0 if they may be any number.
 template <int block, int bytes>
 struct CodedWeight {
     static constexpr int kChunk = 256, kChunkBytes = 256 / block * bytes;
     static constexpr int kScales = 8;
-    static constexpr bool kMins = false, kBrain = false;
+    static constexpr bool kMins = false, kBf16 = false;
     static constexpr int kUnit = bytes % 4 == 0 ? 4 : bytes % 2 == 0 ? 2 : 1;
     static constexpr int kRowUnit = 16;
 
@@ -81,7 +81,7 @@ struct CodedWeight {
     static __device__ uint32_t word(const unsigned char* p) { return word_at<kUnit>(p); }
 };
 
-/// Blocks of 32 that begin with their f16 scale.
+/// Blocks of 32 that begin with an f16 scale.
 template <int bytes>
 struct SmallBlocks : CodedWeight<32, bytes> {
     static __device__ void scales(const unsigned char* row, float (&scale)[8]) {
@@ -89,7 +89,7 @@ struct SmallBlocks : CodedWeight<32, bytes> {
         for (int i = 0; i < 8; ++i) scale[i] = scale_at(row + bytes * i);
     }
 };
-/// After the scale comes what is added, an f16.
+/// After the scale comes an f16 that is added.
 template <int bytes>
 struct RaisedBlocks : SmallBlocks<bytes> {
     static constexpr bool kMins = true;
@@ -124,7 +124,7 @@ struct Q4_1Weight : RaisedBlocks<20> {
     }
 };
 
-/// Codes of blocks with 32 fifth bits just before their nibbles.
+/// Codes of blocks whose 32 fifth bits are just before the nibbles.
 template <class Blocks>
 __device__ inline uint32_t five_bits(const unsigned char* nibbles_at, int s, int member) {
     const uint32_t fifth = bits_to_bytes(Blocks::word(nibbles_at - 4) >> (16 * s + 4 * member));
@@ -143,7 +143,7 @@ struct Q5_1Weight : RaisedBlocks<24> {
     }
 };
 
-/// Scales and minima of six bits each, as Q4_K and Q5_K have them.
+/// Scales and minima of six bits each, as in Q4_K and Q5_K.
 template <int bytes>
 struct SixBits : CodedWeight<256, bytes> {
     static constexpr bool kMins = true;
@@ -196,7 +196,7 @@ struct Q5_KWeight : SixBits<176> {
     static constexpr __device__ float small_scale(int) { return 0x1p24f; }
 };
 
-/// Two bits of each four elements, as Q2_K, Q3_K and TQ2_0 have them.
+/// Two bits of each of four elements, as in Q2_K, Q3_K and TQ2_0.
 template <class W>
 __device__ inline uint32_t two_bits(const unsigned char* codes, int group, int s, int member) {
     return W::word(codes + group / 4 * 32 + 16 * s + 4 * member) >> group % 4 * 2 & 0x03030303;
@@ -229,7 +229,8 @@ struct Q3_KWeight : CodedWeight<256, 110> {
         const uint32_t third = word(row + 16 * s + 4 * member) >> group & 0x01010101;
         return codes_of_bytes(two_bits<Q3_KWeight>(row + 32, group, s, member) | third << 2, less(4));
     }
-    /// Four bits of each scale in 8 bytes, low ones first, then the upper two of every fourth in a byte.
+    /// Low four bits of each scale in 8 bytes, low nibbles first; then a byte has the upper two of every
+    /// fourth.
     static __device__ void scales(const unsigned char* row, float (&scale)[16]) {
         const float d = scale_at(row + 108);
         const uint32_t upper = word(row + 104);
@@ -272,7 +273,7 @@ struct TQ2_0Weight : CodedWeight<256, 66> {
     }
 };
 
-// Codes of four bits that stand for other numbers.
+// Codes of four bits that index a table of numbers.
 
 struct Iq4Table {
     static constexpr uint32_t words[4] = {0x3f2d1801, 0x766a5d4f, 0xa6998d81, 0xf1d9c5b5};
@@ -313,7 +314,7 @@ struct MXFP4Weight : CodedWeight<32, 17> {  // an exponent, nibbles
     }
 };
 
-/// What IQ2 and IQ3 are held as (kernels/cpu/blocks_grid.h); the unit is 1 / n.
+/// The types that IQ2 and IQ3 are held as (kernels/cpu/blocks_grid.h); their unit is 1 / n.
 template <class Table, int n>
 struct WeightOfCodes : CodedWeight<256, 146> {
     static constexpr int kScales = 16;

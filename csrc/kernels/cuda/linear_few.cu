@@ -1,17 +1,16 @@
 // Products of up to eight tokens: as fast as the weights' bytes arrive, and nearly as exact as float32.
 //
-// As many blocks as run at once go through the rows of the weight, 16 at a time (32 where there are more than
-// four tokens). Eight chains of sums take turns at the chunks of k, each alone, a warp's or, where shared
-// memory has no room for eight, two of a warp's. A warp multiplies a chunk while the next one's bytes are
-// copied to shared memory, and the first ones are copied before the kernel before has ended: weights wait for
-// nobody. x is a high and a low 16-bit part (f16: 22 bits of a float, after a power of two per token and
-// chunk; bf16: 16 bits), split once for all rows where there is room. mma multiplies rows by parts of tokens.
-// Codes are exact in f16; scales multiply the f32 sums of their groups. In the end the chains are added in
-// order.
+// As many blocks as run at once go through the rows of the weight, 16 at a time (32 for more than four
+// tokens). The chunks of k are dealt in turn to eight chains of sums; a warp has one chain or, where shared
+// memory has no room for eight warps, two. A warp multiplies a chunk while the next one's bytes are copied to
+// shared memory; the first ones are copied before the previous kernel has ended. x is split into a high and a
+// low 16-bit part (f16: 22 bits of a float, after a power of two per token and chunk; bf16: 16 bits), once
+// for all rows where there is room. mma multiplies rows by both parts. Codes are exact in f16; scales
+// multiply the f32 sums of their groups. In the end the chains are added in order.
 //
-// The order of a sum depends on k and the weight's type alone, so a token's result does not depend on the
-// other tokens or products. Of a gate and what it gates a block takes the same rows of both, half as many of
-// each, and multiplies them in the end. A norm of x is every block's own work.
+// The order of a sum depends on k and the weight's type alone, so a token's result does not depend on other
+// tokens or products. Of a gate and what it gates a block takes half as many rows of each, and multiplies
+// their results. A norm of x is computed by each block for itself.
 #include <algorithm>
 
 #include "kernels/cuda/activations.cuh"
@@ -23,13 +22,14 @@ namespace {
 
 constexpr int kChains = 8;
 template <int kColumns>
-constexpr int kAtOnce = kColumns == 1 ? 3 : 2;  // blocks of eight warps that a processor has registers for
+constexpr int kAtOnce =
+    kColumns == 1 ? 3 : 2;  // blocks of eight warps that a multiprocessor has registers for
 
-/// Around as the kernel sees it.
+/// Around, as the kernel sees it.
 struct AroundView {
     Activation gate{};
     NormView norm;
-    Matrix normed, sum;  // what is normed, and what is added to, if there are any
+    Matrix normed, sum;  // the norm's input, and what is added to, or none
 
     explicit AroundView(const Around& around)
         : gate(around.gate ? *around.gate : Activation{}),
@@ -38,7 +38,7 @@ struct AroundView {
           sum(around.sum) {}
 };
 
-/// The chunks of a tile in the order in which a warp takes them, its first chain's and then its other's.
+/// The chunks of a tile in a warp's order: those of its first chain, then those of its second.
 template <int kWarps>
 struct Turns {
     int warp, chunks;  // chunks: of k
@@ -55,7 +55,7 @@ struct Turns {
     }
 };
 
-/// Copies the rows of a warp's chunks, turn after turn and tile after tile, each to the next of its stages.
+/// Copies the rows of a warp's chunks, chunk after chunk and tile after tile, each to the next stage.
 template <class W, class L, int kWarps, bool kGated>
 struct Stager {
     const Job& job;
@@ -80,7 +80,7 @@ struct Stager {
     }
 };
 
-/// All threads: what tokens are normed by; the first block also writes what comes of it.
+/// All threads: factors of the tokens' norms; the first block also writes the normed rows.
 __device__ void find_norms(const Job& job, const AroundView& around, RowScale (&by)[kNormedTokens]) {
     for (int t = 0; t < job.tokens; ++t) {
         const float* const row = around.normed.row(t);
@@ -93,7 +93,7 @@ __device__ void find_norms(const Job& job, const AroundView& around, RowScale (&
     __syncthreads();
 }
 
-/// Chunks of a warp's tokens.
+/// Splits chunks of a warp's tokens.
 template <class W>
 struct Splitter {
     const Job& job;
@@ -114,7 +114,7 @@ struct Splitter {
             x.split(to + t * TokenSpace<W>::kBytes, lane);
         }
     }
-    /// Of all turns, whose loads are under way two at a time.
+    /// All chunks, two of which are loaded at a time.
     template <int kWarps>
     __device__ void all(unsigned char* to, const Turns<kWarps>& turns) const {
         const int space = job.tokens * TokenSpace<W>::kBytes;
@@ -129,7 +129,7 @@ struct Splitter {
     }
 };
 
-/// sums += a staged chunk times its tokens.
+/// sums += a staged chunk of rows times its tokens.
 template <class W, class L, int kTiles, int kColumns, class Rows>
 __device__ void add_chunk(const Job& job, const Rows& rows, unsigned char* own, const unsigned char* staged,
                           const unsigned char* tokens, int chunk, Sums<kTiles, kColumns>& sums) {
@@ -154,7 +154,7 @@ __device__ void add_chunk(const Job& job, const Rows& rows, unsigned char* own, 
     }
 }
 
-/// Adds the chains in order, and the bias, and writes out. all: [chain, token, row].
+/// Adds the chains in order and the bias, and writes the results. all: [chain, token, row].
 template <class W, int kTiles, int kColumns, int kWarps, bool kGated>
 __device__ void finish(const Job& job, const BlockRows<W, 16 * kTiles, kGated>& rows,
                        const Sums<kTiles, kColumns> (&sums)[kChains / kWarps], const AroundView& around,
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, kAtOnce<kColumns>* kChains / kW
     unsigned char* const tokens = own + room.tokens_at<W, L>();
     float* const all = reinterpret_cast<float*>(shared_memory() + kWarps * bytes);
     const Turns<kWarps> turns{warp, divide_up(job.k, W::kChunk)};
-    if (job.experts) wait_for_previous();  // which says whose weights
+    if (job.experts) wait_for_previous();  // which writes the experts' ids
     Stager<W, L, kWarps, kGated> stager{job, row_bytes, turns, own, n_tiles, room.stages, turns.all()};
     for (int i = 0; i < room.stages; ++i) stager.next();
     if (!job.experts) wait_for_previous();
@@ -230,14 +230,15 @@ __global__ void __launch_bounds__(kWarps* kWarp, kAtOnce<kColumns>* kChains / kW
                 if (++stage == room.stages) stage = 0;
             }
         }
-        // Those who are still at the tile before last have not come to the last tile's __syncthreads().
+        // Two halves of `all` are enough: a warp that still reads one has not come to the next tile's
+        // barrier.
         finish<W, kTiles, kColumns, kWarps>(job, rows, sums, around, all + half * kAll);
     }
 }
 
-/// The largest weight that is multiplied, or what lies from one to another.
+/// The memory from the first weight to the last, if an access window covers it, else the largest weight.
 std::span<const unsigned char> weights_of(const Device& device, const Job& job) {
-    if (job.experts) return {};  // they may lie anywhere
+    if (job.experts) return {};  // experts may be anywhere
     const auto bytes_of = [&](const Part& part) {
         return part.stride * static_cast<size_t>(job.heads) * static_cast<size_t>(part.rows);
     };
@@ -249,18 +250,18 @@ std::span<const unsigned char> weights_of(const Device& device, const Job& job) 
     return all.size() <= device.window_bytes ? all : std::span(largest->weight, bytes_of(*largest));
 }
 
-/// Of a block: its warps' memory, and sums of chains, of two tiles since one may be read yet.
+/// Shared memory of a block: its warps', and sums of chains for two tiles, since one may still be read.
 template <class W, int kTiles, int kColumns, int kWarps>
 constexpr size_t block_bytes(int tokens, Room room) {
     using L = Layout<W, kTiles, kColumns>;
     return size_t(kWarps) * room.bytes<W, L>(tokens) + 2 * 4 * kChains * L::kTokens * L::kRows;
 }
 
-/// Whether it was started: where shared memory has room for all tokens, and a block all threads of a norm.
+/// Whether it was started: shared memory must have room for all tokens, and a norm needs all threads.
 template <class W, int kTiles, int kColumns, int kWarps>
 bool start(const Device& device, const Job& job, const Around& around) {
     using L = Layout<W, kTiles, kColumns>;
-    constexpr size_t kReserved = 1 << 10;  // of a processor's shared memory, by each block
+    constexpr size_t kReserved = 1 << 10;  // of a multiprocessor's shared memory, by each block
     constexpr int kMost = kAtOnce<kColumns> * kChains / kWarps, kWanted = 2;
     const auto bytes = [&](Room room) { return block_bytes<W, kTiles, kColumns, kWarps>(job.tokens, room); };
     const auto at_once = [&](Room room) {

@@ -1,25 +1,25 @@
-// A chunk of a warp's rows times a chunk of its tokens, for linear_few.cu: what lies where in a warp's shared
-// memory, and the products. Columns of mma are high and low parts of four tokens, so that one product brings
-// both; eight tokens are two columns wide.
+// A chunk of a warp's rows times a chunk of its tokens, for linear_few.cu: the layout of a warp's shared
+// memory, and the products. Columns of an mma are high and low parts of four tokens, so that one mma
+// multiplies both; eight tokens take two.
 #pragma once
 
 #include "kernels/cuda/linear_few_x.cuh"
 
 namespace slimrt::cuda {
 
-/// The next rows of a tile as a warp copies them to shared memory, chunk after chunk.
+/// The next rows of a tile, which a warp copies to shared memory chunk after chunk.
 template <class W, int kRows>
 struct RowCopies {
     const unsigned char* first;
     size_t stride;
-    int there;  // of kRows
+    int there;  // rows that exist, of kRows
 
     __device__ RowCopies(const Job& job, const Tile& tile)
         : first(weight_row(job, tile, tile.row)),
           stride(job.parts[tile.part].stride),
           there(min(kRows, job.parts[tile.part].rows - tile.row)) {}
 
-    /// Bytes of a row's chunk before which `before` others come with its first 16.
+    /// How many bytes before a row's chunk its first piece of 16 begins.
     __device__ int before(int row, size_t offset) const {
         const uint32_t at = uint32_t(reinterpret_cast<uintptr_t>(first)) + row * uint32_t(stride);
         return int((at + uint32_t(offset)) % kPiece);
@@ -28,7 +28,7 @@ struct RowCopies {
     __device__ void start(unsigned char* to, size_t offset, size_t row_bytes, int lane) const {
         constexpr bool kWhole = W::kChunkBytes % kPiece == 0;
         const int wanted = int(min(row_bytes - offset, size_t(W::kChunkBytes)));
-        const bool alike = stride % kPiece == 0;  // rows begin at the same place in 16 bytes
+        const bool alike = stride % kPiece == 0;  // rows are equally far from multiples of 16 bytes
         if (kWhole && alike && before(0, offset) == 0)
             copy<W::kChunkBytes / kPiece, true>(to, offset, wanted, lane);
         else if (alike)
@@ -36,13 +36,13 @@ struct RowCopies {
         else
             copy<kPieces<W>, false>(to, offset, wanted, lane);
     }
-    /// Where a copied row begins. Rows that there are not hold anything.
+    /// Where a copied row begins. Missing rows may hold anything.
     __device__ const unsigned char* staged(const unsigned char* from, int row, size_t offset) const {
         return from + row * kRowSpace<W> + before(row, offset);
     }
 
   private:
-    /// Lanes take a piece of 16 bytes each, of as many rows at once as there are lanes for.
+    /// Each lane copies a piece of 16 bytes, of as many rows at once as there are lanes for.
     template <int kEach, bool alike>
     __device__ void copy(unsigned char* to, size_t offset, int wanted, int lane) const {
         constexpr int kAtOnce = kWarp / kEach, kTurns = divide_up(kRows, kAtOnce);
@@ -66,8 +66,8 @@ struct RowCopies {
     }
 };
 
-/// The rows of the weight that a block takes at a time; of a gate, part 0, and what it gates, part 1, half of
-/// each.
+/// The rows of the weight that a block takes at a time; with a gate half of them are of part 0, the gate, and
+/// half of part 1, what it gates.
 template <class W, int kRows, bool kGated>
 struct BlockRows {
     static constexpr int kEach = kGated ? kRows / 2 : kRows;
@@ -90,8 +90,8 @@ struct BlockRows {
     }
 };
 
-/// A warp's shared memory, in bytes from its beginning: scales and minima of the rows that are multiplied, as
-/// many stages of rows as are on the way or at work, x.
+/// Layout of a warp's shared memory, in bytes: scales and minima of the rows that are multiplied, stages of
+/// rows, x.
 template <class W, int kTiles, int kColumns>
 struct Layout {
     static constexpr int kRows = 16 * kTiles, kTokens = 4 * kColumns;
@@ -102,10 +102,10 @@ struct Layout {
     static constexpr int kStage = kRows * kRowSpace<W>;
 };
 
-/// How much of a warp's shared memory is for what.
+/// What a warp's shared memory is used for.
 struct Room {
     int stages;  // 1 or 2
-    int kept;    // chunks of x, all that a warp has; 0: room for one, anew for each tile
+    int kept;    // chunks of x, all of the warp's; 0: one, split anew for each tile
 
     template <class W, class L>
     __host__ __device__ constexpr int tokens_at() const {
@@ -117,7 +117,7 @@ struct Room {
     }
 };
 
-/// What one lane has of a warp's products: rows group, group + 8 (+ 16 ...) by tokens member (, member + 4).
+/// A lane's part of a warp's products: rows group, group + 8 (+ 16 ...) by tokens member (, member + 4).
 template <int kTiles, int kColumns>
 using Sums = float[kTiles][kColumns][2];
 
@@ -132,7 +132,7 @@ __device__ uint2 codes_of(const unsigned char* row, int group, int s, int member
         return W::codes(row, group, s, member);
 }
 
-/// The scales and minima of a staged row.
+/// Unpacks the scales and minima of a staged row.
 template <class W, class L>
 __device__ void unpack_scales(unsigned char* own, const unsigned char* row, int index) {
     float scale[W::kScales];
@@ -155,32 +155,32 @@ __device__ void unpack_scales(unsigned char* own, const unsigned char* row, int 
 
 template <class W>
 __device__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint2 b) {
-    if constexpr (W::kBrain)
+    if constexpr (W::kBf16)
         multiply_add_bf16(d, a, b.x, b.y);
     else
         multiply_add_f16(d, a, b.x, b.y);
 }
 
-/// A chunk of rows times its tokens, without the tokens' powers of two.
+/// A chunk of rows times its tokens, before the tokens' powers of two.
 template <class W, int kTiles, int kColumns>
 struct Chunk {
     using L = Layout<W, kTiles, kColumns>;
     static constexpr int kQuad = 4;         // groups whose scales are read at once
     const unsigned char* rows[2 * kTiles];  // group, group + 8, group + 16, ...
     const unsigned char* own;               // the warp's memory
-    const unsigned char* tokens[kColumns];  // of the lane's columns; beyond the last the last once more
+    const unsigned char* tokens[kColumns];  // of the lane's columns; beyond the last token the last again
     int group, member;
 
     /// Whether the lane's column is one of low parts.
     __device__ bool low() const { return group % 2; }
 
-    /// sums += factors * (high + low), of rows group and group + 8 of a tile.
+    /// sums += factors * (high + low), for rows group and group + 8 of a tile.
     static __device__ void fold(float (&sums)[2], const float (&d)[4], float upper, float lower) {
         sums[0] = fmaf(upper, d[0] + d[1], sums[0]);
         sums[1] = fmaf(lower, d[2] + d[3], sums[1]);
     }
 
-    /// The minima's share: codes of groups times the sums of x.
+    /// The minima's part: codes of groups times the sums of x.
     __device__ void fold_minima(Sums<kTiles, kColumns>& sums) const {
         constexpr int kWords = W::kScales / 2;
         const uint32_t* const codes = reinterpret_cast<const uint32_t*>(own + L::kMinimaAt) + member;
@@ -203,7 +203,7 @@ struct Chunk {
         }
     }
 
-    /// x of a group: both halves of the lane's member.
+    /// The lane's x of a group, of both halves.
     __device__ uint4 part_of_x(int c, int g) const {
         return *reinterpret_cast<const uint4*>(tokens[c] + low() * TokenSpace<W>::kLow + g * 2 * kGroup +
                                                member * 16);
@@ -214,7 +214,7 @@ struct Chunk {
         a[0] = upper.x, a[1] = lower.x, a[2] = upper.y, a[3] = lower.y;
     }
 
-    /// Of types without scales; d becomes the chunk's products.
+    /// For types without scales.
     __device__ void multiply_plain(Sums<kTiles, kColumns>& sums, int groups) const {
         float d[kTiles][kColumns][4]{};
 #pragma unroll 2
@@ -236,7 +236,7 @@ struct Chunk {
             for (int c = 0; c < kColumns; ++c) fold(sums[t][c], d[t][c], 1, 1);
     }
 
-    /// Scales of four groups of a row, one for each half of a group where there are so many.
+    /// Scales of four groups of a row, two for each group where there are so many.
     struct Scales {
         static constexpr int kEach = W::kScales * kGroup / W::kChunk;  // of a group
         float at[kQuad * kEach];

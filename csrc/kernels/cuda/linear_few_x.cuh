@@ -1,5 +1,5 @@
 // Up to eight tokens of x for linear_few.cu: a chunk of a token as two f16 (or bf16) parts that add up to it,
-// in shared memory, normed before where a norm is waiting.
+// in shared memory, normed before where a norm is fused.
 #pragma once
 
 #include "kernels/cuda/linear_weights.cuh"
@@ -7,21 +7,21 @@
 
 namespace slimrt::cuda {
 
-constexpr int kTop = 9;  // exponent that the largest magnitude gets: sums of 32 fit f16 then
+constexpr int kTop = 9;  // exponent that the largest magnitude gets, so that sums of 32 fit f16
 
-/// A token's chunk in shared memory, in bytes: high parts, the power of two that they are to be multiplied
-/// by, low parts, sums of groups (high parts, then low parts). Four members of a part have 16 bytes each of a
-/// group; parts and tokens begin where reads of eight columns meet all banks.
+/// A token's chunk in shared memory, in bytes: high parts; the power of two to multiply them by; low parts;
+/// sums of groups (of high parts, then of low parts). Of each group a part has 16 bytes for each of four
+/// members. Offsets are such that reads of eight columns have no bank conflicts.
 template <class W>
 struct TokenSpace {
     static constexpr int kInverse = 2 * W::kChunk, kLow = kInverse + 64, kSums = kLow + 2 * W::kChunk;
     static constexpr int kBytes = kSums + (W::kMins && W::kScales > 8 ? 96 : 32);
 };
 
-/// A token's row: of x, or of what is normed on the way.
+/// A token's row: of x, or of what is normed while it is loaded.
 struct TokenRow {
     const float* at;
-    const NormView* norm;  // none: as it is
+    const NormView* norm;  // null: as it is
     RowScale by;
 
     template <int n>
@@ -32,7 +32,7 @@ struct TokenRow {
     __device__ bool in_packs() const { return reinterpret_cast<uintptr_t>(at) % kPiece == 0; }
 };
 
-/// Adds both numbers up over each `lanes` lanes; the sum of a is in their lower half, that of b in the upper.
+/// Sums both numbers over each `lanes` lanes; the sum of a is in their lower half, that of b in the upper.
 template <int lanes>
 __device__ float sum_of_lanes(float a, float b, int lane) {
     const bool upper = lane & lanes / 2;
@@ -42,10 +42,10 @@ __device__ float sum_of_lanes(float a, float b, int lane) {
     return sum;
 }
 
-/// Four numbers as two words in the order in which codes come.
+/// Four numbers as two words, in the order of codes.
 template <class W>
 __device__ uint2 pack(const float (&v)[4]) {
-    if constexpr (W::kBrain)
+    if constexpr (W::kBf16)
         return {pair_bf16(v[0], v[1]), pair_bf16(v[2], v[3])};
     else if constexpr (W::kScales == 0)
         return {pair_f16(v[0], v[1]), pair_f16(v[2], v[3])};
@@ -56,13 +56,13 @@ template <class W>
 __device__ float unpack(uint2 words, int i) {
     if constexpr (W::kScales == 0) {
         const uint16_t bits = uint16_t((i / 2 ? words.y : words.x) >> i % 2 * 16);
-        return W::kBrain ? from_bf16(bits) : from_f16(bits);
+        return W::kBf16 ? from_bf16(bits) : from_f16(bits);
     } else {
         return from_f16(uint16_t((i % 2 ? words.y : words.x) >> i / 2 * 16));
     }
 }
 
-/// A lane's elements of a chunk of a token: four of each 128, zeros beyond k.
+/// A lane's elements of a token's chunk: four of each 128, zeros beyond k.
 template <class W>
 struct TokenChunk {
     static constexpr int kEach = W::kChunk / (4 * kWarp);
@@ -82,7 +82,7 @@ struct TokenChunk {
             v[i / 4].at[i % 4] = index < k ? row.load<1>(first + index).at[0] : 0.0f;
         }
     }
-    /// Writes both parts and for minima the sums of their groups.
+    /// Writes both parts and, for minima, the sums of their groups.
     __device__ void split(unsigned char* to, int lane);
 };
 
@@ -94,7 +94,7 @@ __device__ void TokenChunk<W>::split(unsigned char* to, int lane) {
     for (int i = 0; i < 4 * kEach; ++i)
         largest = max(largest, __float_as_uint(v[i / 4].at[i % 4]) & 0x7fffffff);
     largest = largest_in_warp(largest);
-    const bool finite = largest < 0x7f800000;  // else no low parts: infinity less itself
+    const bool finite = largest < 0x7f800000;  // else no low parts: infinity - infinity is NaN
     const int shift = min(kTop - exponent_of(largest), 126);
     const float factor = power_of_2(shift);
     // Element 4 lane + 128 i is of group lane / 8 + 4 i, half lane / 4 % 2, member lane % 4.

@@ -1,6 +1,6 @@
-// Products with F32 weights in float32 throughout. Few tokens: a warp per row of the weight, eight loads at
-// once. Many: tiles of 64 tokens by 64 rows, 4 by 4 of them a thread, 16 of k at a time through shared
-// memory, the next 16 on their way in registers.
+// Products with F32 weights in float32 throughout. Few tokens: a warp a row of the weight, eight loads in
+// flight. Many: tiles of 64 tokens by 64 rows, 4 by 4 of them a thread, in steps of 16 of k through shared
+// memory, the next step in flight in registers.
 #include <algorithm>
 
 #include "kernels/cuda/linear_job.cuh"

@@ -1,5 +1,5 @@
-// What the kernels of linear.cu share: some products of one x with weights of one type, and how the rows of
-// their weights are dealt out to blocks.
+// What the kernels of linear.cu share: products of one x with weights of one type, and how the weights' rows
+// are divided among blocks.
 #pragma once
 
 #include <span>
@@ -9,11 +9,12 @@
 
 namespace slimrt::cuda {
 
-constexpr int kParts = 4;         // products at once
-constexpr int kFewTokens = 8;     // up to here the weights' bytes are the limit
-constexpr int kNormedTokens = 2;  // rows that every block norms for itself sooner than a kernel begins
+constexpr int kParts = 4;      // products in one launch
+constexpr int kFewTokens = 8;  // up to here the weights' bytes are the limit
+constexpr int kNormedTokens =
+    2;  // up to here each block norms x for itself, sooner than another kernel would
 
-/// One product. Per head `rows` rows of the weight and as many columns of out.
+/// One product. Each head has `rows` rows of the weight and as many columns of out.
 struct Part {
     const unsigned char* weight = nullptr;
     size_t stride = 0;  // bytes
@@ -21,17 +22,17 @@ struct Part {
     unsigned char* out = nullptr;
     size_t out_stride = 0;  // bytes
     int rows = 0;
-    int step = 0;  // rows of the weight from one expert's to the next one's
+    int step = 0;  // rows of the weight from one expert to the next
 };
 
-/// Places [first, end) of pairs in their order, all of one expert.
+/// Pairs [first, end) in sorted order, all of one expert.
 struct Places {
     int first, end;
 };
 
-/// Kernels take it by value. x is [tokens, heads * k] f32. Of experts "heads" are pairs of a token and one of
-/// its experts, each with the weight of that expert, and `share` of them have the same columns of x. In an
-/// order, `tokens` are pairs, of which `places` has tiles.
+/// Kernels take it by value. x is [tokens, heads * k] f32. With experts "heads" are pairs of a token and one
+/// of its experts, each with that expert's weight, and `share` neighbouring ones have the same columns of x.
+/// With an order `tokens` are pairs, and `places` their tiles.
 struct Job {
     const unsigned char* x = nullptr;
     size_t x_stride = 0;  // bytes
@@ -40,7 +41,7 @@ struct Job {
     const int32_t* experts = nullptr;  // of each head
     int share = 1;
     const int32_t* order = nullptr;  // pairs, expert by expert
-    const Places* places = nullptr;  // of each tile, as many as there might be; the last ones are empty
+    const Places* places = nullptr;  // by tile, as many as there might be; the last ones are empty
 };
 
 /// Rows [row, row + as many as a tile has) of a head of a part; row counts within the head.
@@ -66,11 +67,11 @@ __device__ inline Tile tile_at(const Job& job, int index, int rows) {
     return {p, index / in_head, index % in_head * rows};
 }
 
-/// The network that a tile's head multiplies with: its expert, if there are any.
+/// The network that a tile's head multiplies with: its expert, if there are experts.
 __device__ inline int network_of(const Job& job, const Tile& tile) {
     return job.experts ? job.experts[tile.head] : tile.head;
 }
-/// Row `row` of the tile's head in the weight, and x's and out's columns of that head.
+/// Row `row` of the tile's head in the weight; the head's columns of x and out.
 __device__ inline const unsigned char* weight_row(const Job& job, const Tile& tile, int row) {
     const Part& part = job.parts[tile.part];
     const int step = job.experts ? part.step : part.rows;
@@ -100,26 +101,26 @@ __device__ inline uint32_t largest_in_warp(uint32_t x) {
     return x;
 }
 
-/// 16-bit activations: a power of two brings the rows of x whose largest magnitude is outside
-/// [2^-8, 2^15) to it; out has to be multiplied by `inverse`.
+/// Activations in 16 bits: rows of x whose largest magnitude is outside [2^-8, 2^15) are scaled by a power of
+/// two, and out must be multiplied by `inverse`.
 struct Rounded {
     const uint16_t* x;     // [tokens * heads, stride], zeros beyond k
     const float* inverse;  // [tokens * heads]
     int stride;
-    int* too_large = nullptr;  // becomes 0; of weights, see unpack_rows()
+    int* too_large = nullptr;  // round_rows() sets it to 0, unpack_rows() to 1
 };
-constexpr int kStep = 64;  // what `stride` is a multiple of
+constexpr int kStep = 64;  // divides `stride`
 
 // linear_few.cu: up to kFewTokens tokens. linear_float.cu: F32 weights, any number of tokens.
-/// False, where it cannot do what is around.
+/// False, and nothing is done, where it cannot be fused with `around`.
 bool few_tokens(const Device& device, DType dtype, const Job& job, const Around& around = {});
 void float_products(const Device& device, const Job& job);
 
 // linear_round.cu.
-void round_rows(const Device& device, const Job& job, bool brain, const Rounded& to);
+void round_rows(const Device& device, const Job& job, bool bf16, const Rounded& to);
 
 // linear_many.cu. `partial`: split_bytes() of memory.
-/// Tiles of so many tokens by rows of the weight, and among how many blocks their k is dealt out.
+/// Tiles of so many tokens by rows of the weight; splits: among how many blocks their k is divided.
 struct Tiling {
     int tokens, rows, splits;
 };
@@ -128,15 +129,15 @@ Tiling tiling_of(const Device& device, const Job& job);
 void many_tokens(const Device& device, DType dtype, const Job& job, const Rounded& x, float* partial,
                  const int* only_if = nullptr);
 size_t split_bytes(const Device& device, const Job& job);
-/// A job with an order.
+/// For a job with an order.
 void many_ordered(const Device& device, DType dtype, const Job& job, const Rounded& x, int tile, int n_tiles);
 
-// linear_unpacked.cu. Rows [first, first + n) of a quantised part as f16, x.stride from one to the next, as
-// many_kernel() has them; says in x.too_large if one could exceed f16.
+// linear_unpacked.cu. Unpacks rows [first, first + n) of a quantised part to f16, x.stride apart, as
+// many_kernel() does; sets x.too_large if one could exceed f16.
 void unpack_rows(const Device& device, DType dtype, const Job& job, int part, int first, int n,
                  const Rounded& x, uint16_t* to);
 
-/// Pairs of tokens and experts, expert by expert, and where their rows of x are rounded to.
+/// Pairs of tokens and experts, sorted by expert, and where their rows of x are rounded to.
 struct Ordered {
     const int32_t* order;
     const Places* places;
@@ -144,11 +145,11 @@ struct Ordered {
     uint16_t* rounded;
     float* inverse;
 };
-/// Pairs of a tile, given how many there are.
+/// How many pairs a tile has.
 int ordered_tile(int pairs, int n_experts);
 
-/// out row p = x row p / share times the weight of expert ids[p] and its bias, for products whose weights
-/// have an expert's first row every `step` rows; x, ids and out are contiguous. linear.cu.
+/// out row p = x row p / share times the weight of expert ids[p], plus its bias. Experts begin every `step`
+/// rows of a weight; x, ids and out are contiguous. In linear.cu.
 void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int64_t step,
                     std::span<const Product> products, const Ordered* ordered);
 

@@ -1,11 +1,10 @@
 // Products of many tokens with 16-bit and quantised weights: tiles of tokens by rows of the weight
-// (linear_tile.cuh), whose stages of x, and of 16-bit weights, arrive by copies in the background, one or two
-// stages ahead; quantised weights are unpacked a stage ahead (linear_unpack.cuh). There is one barrier a
-// stage.
+// (linear_tile.cuh). Stages of x, and of 16-bit weights, are copied asynchronously one or two stages ahead;
+// quantised weights are unpacked a stage ahead (linear_unpack.cuh). There is one barrier a stage.
 //
 // x is rounded to f16 (bf16 for BF16 weights) once (linear_round.cu). Where a scale is so large that f16
-// might not hold a weight, the block starts over with all weights times 2^-13. Where tiles are too few for
-// the device, k is dealt out to several blocks, whose sums a last kernel adds in order.
+// might not hold a weight, the block starts over with all weights times 2^-13. Where there are too few tiles
+// for the device, k is divided among several blocks (split-K), whose sums a last kernel adds in order.
 #include <algorithm>
 
 #include "kernels/cuda/linear_unpack.cuh"
@@ -17,9 +16,9 @@ namespace {
 constexpr int kShift = 13;                   // Q6_K: 65504 * 128 * 32 * 2^-13 is below 65504; MXFP4: 2^29 is
 constexpr int kSplits = 16, kMinPart = 512;  // of k
 
-/// Shared memory of one block, in bytes from its beginning: a TileHead, places of the tile's tokens
-/// (Share), what is unpacked, stages of tokens (and, if nothing is unpacked, of rows). Two blocks have room
-/// on a multiprocessor with 164 KB, of small tiles with 100 KB, and one everywhere.
+/// Layout of a block's shared memory, in bytes: a TileHead, places of the tile's tokens (Share), what is
+/// unpacked, stages of tokens (and, if nothing is unpacked, of rows). Two blocks fit on a multiprocessor with
+/// 164 KB, of small tiles with 100 KB, and one everywhere.
 template <class W, class S>
 struct Layout {
     static constexpr bool kCoded = W::kScales > 0;
@@ -36,8 +35,8 @@ struct Layout {
     static_assert(kBytes <= 99 << 10, "the least that a device has");
 };
 
-/// Blocks of the grid are tiles of tokens, so that those that read the same weights run together, tiles of
-/// rows, and parts of k.
+/// The grid: tiles of tokens first, so that blocks that read the same weights run together; tiles of rows;
+/// parts of k.
 template <class W, class S>
 __device__ Share share_of(const Job& job) {
     const int chunks = divide_up(job.k, W::kChunk), splits = gridDim.z, split = blockIdx.z;
@@ -52,7 +51,7 @@ __device__ Share share_of(const Job& job) {
     return share;
 }
 
-/// Sums of a share with weights times `factor`.
+/// Sums of a share, with weights times `factor`.
 template <class W, class S>
 __device__ void multiply_share(const Job& job, const Rounded& x, TileHead& head, size_t row_bytes,
                                float factor, WarpTile<S>& warp) {
@@ -91,9 +90,9 @@ __device__ void multiply_share(const Job& job, const Rounded& x, TileHead& head,
         copy(step + L::kStages - 1, stage ? stage - 1 : L::kStages - 1);
         const unsigned char* const x_now = stage_at(stage);
         if constexpr (L::kCoded)
-            warp.template multiply<W::kBrain>(x_now, weights.at(step));
+            warp.template multiply<W::kBf16>(x_now, weights.at(step));
         else
-            warp.template multiply<W::kBrain>(x_now, x_now + S::kTokenBytes);
+            warp.template multiply<W::kBf16>(x_now, x_now + S::kTokenBytes);
         stage = stage + 1 < L::kStages ? stage + 1 : 0;
     }
     wait_copies<0>();
@@ -107,7 +106,7 @@ __device__ int column_of(const Job& job, const Tile& tile) {
     return column;
 }
 
-/// Writes a share's sums, times `back` and what their tokens were rounded with, out or to `partial`.
+/// Writes a share's sums, times `back` and the inverse of their tokens, to out or to `partial`.
 template <class S>
 __device__ void finish(const Job& job, const Rounded& x, const Share& share, const int* places, float back,
                        float* partial, int columns, const WarpTile<S>& warp) {
@@ -120,7 +119,7 @@ __device__ void finish(const Job& job, const Rounded& x, const Share& share, con
         const int r = i / 2 * 8 + i % 2;
         bias[i / 2][i % 2] = biased && r < left ? bias_at(job, share.tile, row + r) : 0.0f;
     }
-    // Token t's results are `step` after those of t - 1; pairs in an order (of one head then) say where.
+    // Token t's results are `step` after those of t - 1; with an order (and one head) the order says where.
     float* const out = reinterpret_cast<float*>(part.out) + row;
     const size_t step = partial ? columns : part.out_stride / sizeof(float);
     float* const first = partial ? partial + (size_t(blockIdx.z) * job.tokens + share.token) * step +
@@ -202,8 +201,8 @@ int rows_of_tile(int tokens) {
 
 }  // namespace
 
-/// Large tiles read shared memory half as often, but where even with k dealt out they would leave half of the
-/// multiprocessors idle, small ones are faster. A part of k is not under kMinPart.
+/// Large tiles read shared memory half as often; small ones are faster where large ones, even with k divided,
+/// would leave half of the multiprocessors idle. A part of k has at least kMinPart.
 Tiling tiling_of(const Device& device, const Job& job) {
     const int processors = std::max(device.processors, 1);
     Tiling t{.tokens = tokens_of_tile(job.tokens)};
@@ -218,7 +217,7 @@ Tiling tiling_of(const Device& device, const Job& job) {
 
 size_t split_bytes(const Device& device, const Job& job) {
     size_t most = 0;
-    constexpr int kAtOnce = 32;  // of which all have the same tiling
+    constexpr int kAtOnce = 32;  // numbers of tokens between multiples of this have the same tiling
     for (Job some = job; some.tokens > 0; some.tokens = (some.tokens - 1) / kAtOnce * kAtOnce) {
         const int splits = tiling_of(device, some).splits;
         if (splits > 1) most = std::max(most, size_t(4) * splits * some.tokens * columns_of(job));

@@ -1,4 +1,4 @@
-// What products of many tokens multiply with: rows of x in 16 bits.
+// Rounds rows of x to 16 bits, for products of many tokens.
 #include "kernels/cuda/linear_job.cuh"
 
 namespace slimrt::cuda {
@@ -8,8 +8,8 @@ namespace {
 constexpr int kThreads = 256;
 
 /// A block a row of x.
-__global__ void round_kernel(Job job, bool brain, uint16_t* to, float* inverse, int stride, int* too_large) {
-    constexpr int kUsual = 14;  // above: brought to it
+__global__ void round_kernel(Job job, bool bf16, uint16_t* to, float* inverse, int stride, int* too_large) {
+    constexpr int kUsual = 14;  // larger exponents are scaled to this one
     constexpr int kSmall = -8, kTop = 126;
     __shared__ uint32_t largest_of[kWarp];
     const int token = blockIdx.x / job.heads, head = blockIdx.x % job.heads;
@@ -27,7 +27,7 @@ __global__ void round_kernel(Job job, bool brain, uint16_t* to, float* inverse, 
     const float factor = power_of_2(shift);
     for (int i = threadIdx.x; i < stride; i += blockDim.x) {
         const float value = i < job.k ? from[i] * factor : 0.0f;
-        to[size_t(blockIdx.x) * stride + i] = brain ? to_bf16(value) : to_f16(value);
+        to[size_t(blockIdx.x) * stride + i] = bf16 ? to_bf16(value) : to_f16(value);
     }
     if (threadIdx.x == 0) inverse[blockIdx.x] = power_of_2(-shift);
     if (threadIdx.x + blockIdx.x == 0 && too_large) *too_large = 0;
@@ -35,9 +35,9 @@ __global__ void round_kernel(Job job, bool brain, uint16_t* to, float* inverse, 
 
 }  // namespace
 
-void round_rows(const Device& device, const Job& job, bool brain, const Rounded& to) {
+void round_rows(const Device& device, const Job& job, bool bf16, const Rounded& to) {
     const Shape shape{.grid = dim3(job.tokens * job.heads), .block = dim3(kThreads)};
-    launch(device, round_kernel, shape, job, brain, const_cast<uint16_t*>(to.x),
+    launch(device, round_kernel, shape, job, bf16, const_cast<uint16_t*>(to.x),
            const_cast<float*>(to.inverse), to.stride, to.too_large);
 }
 

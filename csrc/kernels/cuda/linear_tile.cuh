@@ -1,9 +1,9 @@
-// A tile of tokens by rows of the weight, multiplied by mma with f32 sums: where 16-bit numbers lie in shared
-// memory, who copies them there, and which of them a warp multiplies.
+// A tile of tokens by rows of the weight, multiplied by mma with f32 sums: the layout of 16-bit numbers in
+// shared memory, which threads copy them there, and which warps multiply them.
 //
-// A stage has kDepth of k of the tile's tokens, or rows, in pieces of 16 bytes. Which place of its row a
-// piece takes depends on the row (an XOR), so that eight rows' pieces of one column meet all banks without
-// padding, for ldmatrix and for whoever writes.
+// A stage has kDepth elements of k of the tile's tokens, or rows, in pieces of 16 bytes. The pieces of a row
+// are permuted by an XOR with the row (swizzled), so that eight rows' pieces of one column have no bank
+// conflicts, without padding, for ldmatrix and for writers.
 #pragma once
 
 #include "kernels/cuda/linear_weights.cuh"
@@ -21,32 +21,32 @@ struct TileShape {
     static constexpr int kTokenBytes = tokens * kRowBytes, kWeightBytes = rows * kRowBytes;
     static constexpr int kAtOnce = kTileThreads / kPieces;  // rows whose pieces the threads copy at once
 
-    /// Where a row's piece is, in bytes; the same 16 rows further, but for as many rows.
+    /// Offset of a row's piece in a stage; 16 rows further it is the same, but for the rows between.
     static __device__ int at(int row, int piece) {
         return row * kRowBytes + (piece ^ unsigned(row) * kPieces / 8 % kPieces) * kPiece;
     }
 };
 
-/// What a block multiplies: a tile's rows by tokens [token, end), along chunks [first, last) of k.
+/// A block's work: a tile's rows by tokens [token, end), along chunks [first, last) of k.
 struct Share {
     Tile tile;
     int token, end, first, last;
 
-    /// Of a token's row of x, as it was rounded; -1 beyond the last.
+    /// The row of rounded x of a token; -1 beyond the last.
     __device__ int place(const Job& job, int index) const {
         if (index >= end) return -1;
         return job.order ? job.order[index] / job.share : index * job.heads + tile.head;
     }
 };
 
-/// What all threads of a block have to know, in shared memory: in registers it would be in the way of sums.
+/// What all threads of a block need, in shared memory to save registers.
 struct TileHead {
     Share share;
-    int too_large;  // whether a weight might be, for f16
+    int too_large;  // whether a weight could exceed f16
 };
 
-/// What a thread copies of x, stage after stage: a piece of every kAtOnce-th of the tile's tokens, zeros
-/// where there are none (`places`: -1).
+/// Copies x, stage after stage: a thread copies a piece of every kAtOnce-th token of the tile, zeros for
+/// missing ones (`places`: -1).
 template <class S>
 class CopiesOfTokens {
     static constexpr int kCount = S::kTokens / S::kAtOnce;
@@ -74,13 +74,13 @@ class CopiesOfTokens {
     }
 };
 
-/// The same of weights in 16 bits whose rows are whole pieces, zeros beyond them.
+/// Likewise weights in 16 bits whose rows are whole pieces; zeros beyond them.
 template <class S>
 class CopiesOfRows {
     static constexpr int kCount = S::kRows / S::kAtOnce;
     const unsigned char* from_;
     size_t next_;      // bytes from a row to the next one that this thread copies
-    int rows_, left_;  // rows that there are; bytes of a row
+    int rows_, left_;  // rows that exist; bytes left of a row
     int to_;
 
   public:
@@ -122,8 +122,8 @@ struct WarpTile {
                 for (float& x : b) x = 0;
     }
 
-    /// sums += of a stage.
-    template <bool brain>
+    /// sums += the products of a stage.
+    template <bool bf16>
     __device__ void multiply(const unsigned char* tokens, const unsigned char* weights) {
         const int eight = lane / 8, in_eight = lane % 8;
         const int a_at = S::at(token + eight % 2 * 8 + in_eight, eight / 2);
@@ -141,7 +141,7 @@ struct WarpTile {
 #pragma unroll
                 for (int j = 0; j < 2 * kB; ++j) {
                     const uint32_t b0 = b[j / 2][j % 2 * 2], b1 = b[j / 2][j % 2 * 2 + 1];
-                    if constexpr (brain)
+                    if constexpr (bf16)
                         multiply_add_bf16(sums[i][j], a[i], b0, b1);
                     else
                         multiply_add_f16(sums[i][j], a[i], b0, b1);

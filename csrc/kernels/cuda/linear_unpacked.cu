@@ -1,5 +1,5 @@
-// Quantised weights as f16 in memory, for cuBLASLt: a warp has a chunk of k of kRows rows, whose bytes, then
-// scales, it has in shared memory.
+// Unpacks quantised weights to f16 in device memory, for cuBLASLt: a warp has a chunk of k of kRows rows,
+// their bytes and scales in shared memory.
 #include "kernels/cuda/linear_unpack.cuh"
 
 namespace slimrt::cuda {
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
     __syncwarp();
     const auto row_at = [&](int row) { return staged_row<W>(staged[warp], job, own, row, offset); };
     if (lane < min(kRows, n - first) && scales_of_row<W>(row_at(lane), &scales[warp][0][lane], kRows, 1))
-        atomicExch(too_large, 1);  // as others may
+        atomicExch(too_large, 1);  // other threads may do so, too
     __syncwarp();
     const int group = lane / 4, member = lane % 4, column = chunk * W::kChunk + group * kGroup + 4 * member;
     if (column >= job.k) return;

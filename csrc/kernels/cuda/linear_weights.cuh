@@ -1,9 +1,10 @@
-// Weights as they are stored (kernels/cpu/blocks.h), made ready for mma: codes become f16 integers, exactly,
-// by way of the bits of 1024 + code; their scales are applied to sums, or to the tile of many tokens, in f32.
+// Weights as they are stored (kernels/cpu/blocks.h), prepared for mma: codes become f16 integers, exactly, by
+// way of the bits of 1024 + code; scales are applied in f32, to sums or to a tile of many tokens.
 //
-// A row is taken a chunk of k at a time: its bytes go to shared memory as they are (rows of blocks of 18, 34
-// or 210 bytes start anywhere, so 16-byte pieces are copied from the multiple of 16 before the first), and a
-// group of 32 is read as two halves `s` of 16, of which member m of four lanes has 4: elements 16 s + 4 m ...
+// A row is taken a chunk of k at a time. Its bytes are copied to shared memory as they are: rows of blocks of
+// 18, 34 or 210 bytes begin anywhere, so pieces of 16 bytes are copied from the multiple of 16 before the
+// first. A group of 32 is read as two halves `s` of 16, of which member m of four lanes has 4: elements 16 s
+// + 4 m ...
 #pragma once
 
 #include "kernels/cuda/linear_codes.cuh"
@@ -13,13 +14,14 @@ namespace slimrt::cuda {
 
 constexpr int kPiece = 16;
 
-/// F16 and BF16, in the order they have.
-struct PlainWeight {
+/// F16 and BF16, elements in their order.
+struct F16Weight {
     static constexpr int kChunk = 128, kChunkBytes = 256;
-    static constexpr int kScales = 0;  // of a chunk of a row; no scales
-    static constexpr bool kMins = false, kBrain = false;
-    static constexpr int kUnit = 2;      // rows are at multiples of so many bytes
-    static constexpr int kRowUnit = 32;  // an odd multiple of it keeps reads of rows off each other's banks
+    static constexpr int kScales = 0;  // none
+    static constexpr bool kMins = false, kBf16 = false;
+    static constexpr int kUnit = 2;  // alignment of rows in bytes
+    static constexpr int kRowUnit =
+        32;  // rows in shared memory are an odd multiple of it apart, against bank conflicts
 
     static size_t row_bytes(int k) { return size_t(k) * 2; }
     static __device__ uint2 codes(const unsigned char* row, int group, int s, int member) {
@@ -28,18 +30,18 @@ struct PlainWeight {
         return {word_at<2>(p), word_at<2>(p + 4)};
     }
 };
-struct BrainWeight : PlainWeight {
-    static constexpr bool kBrain = true;
+struct Bf16Weight : F16Weight {
+    static constexpr bool kBf16 = true;
 };
 
-/// fn(W()) for the type of weights; false, and no call, where it is none of these.
+/// fn(W()) for the type of weights; false, without a call, for any other type.
 template <class Fn>
 bool with_weight(DType dtype, const Fn& fn) {
     switch (dtype) {
         case DType::F16:
-            return fn(PlainWeight()), true;
+            return fn(F16Weight()), true;
         case DType::BF16:
-            return fn(BrainWeight()), true;
+            return fn(Bf16Weight()), true;
         case DType::Q4_0:
             return fn(Q4_0Weight()), true;
         case DType::Q4_1:
@@ -79,14 +81,14 @@ bool with_weight(DType dtype, const Fn& fn) {
     }
 }
 
-/// Bytes between two rows of chunks in shared memory, with what may come before a row's first.
+/// Pieces of a row's chunk, with what may come before it; bytes from row to row in shared memory.
 template <class W>
 constexpr int kPieces = (W::kChunkBytes + kPiece - W::kUnit + kPiece - 1) / kPiece;
 template <class W>
 constexpr int kRowSpace = ((kPieces<W> * kPiece + W::kRowUnit - 1) / W::kRowUnit | 1) * W::kRowUnit;
 
-/// Starts the copy of bytes [offset, offset + kChunkBytes) of as many as there are of the tile's next `rows`
-/// rows, zeros beyond a row's end; thread `index` of `count`.
+/// Starts the copy of bytes [offset, offset + kChunkBytes) of the tile's next `rows` rows, as far as they
+/// exist, zeros beyond a row's end; for thread `index` of `count`.
 template <class W>
 __device__ inline void stage_rows(unsigned char* to, const Job& job, const Tile& tile, int rows,
                                   size_t offset, size_t row_bytes, int index, int count) {
@@ -118,7 +120,7 @@ __device__ inline void stage_rows(unsigned char* to, const Job& job, const Tile&
     }
 }
 
-/// Where a row so copied begins. Rows that there are not hold anything.
+/// Where such a row begins. Missing rows may hold anything.
 template <class W>
 __device__ inline const unsigned char* staged_row(const unsigned char* staged, const Job& job,
                                                   const Tile& tile, int row, size_t offset) {

@@ -19,7 +19,7 @@ uint64_t& count_of(MemoryUse& use, MemoryKind kind) {
 Buffer Memory::alloc(MemoryKind kind, size_t bytes, const char* what) {
     const std::shared_ptr<std::byte> data = take(aligned(bytes), what);
     count_of(*used_, kind) += bytes;
-    // The address again, with an owner that also counts: one slab has many.
+    // The same address, with an owner that also counts: a slab has many buffers.
     const auto give_back = [data, used = used_, kind, bytes](std::byte*) { count_of(*used, kind) -= bytes; };
     return {std::shared_ptr<std::byte>(data.get(), give_back), bytes};
 }
@@ -42,7 +42,7 @@ std::shared_ptr<std::byte> Memory::take(size_t bytes, const char* what) {
 std::shared_ptr<std::byte> Memory::take_whole(size_t bytes, const char* what) const {
     void* data = nullptr;
     if (const cudaError_t result = cudaMalloc(&data, bytes); result == cudaErrorMemoryAllocation) {
-        cudaGetLastError();  // this one is told below
+        cudaGetLastError();  // this error is reported below
         size_t available = 0, total = 0;
         check(cudaMemGetInfo(&available, &total), "asking for the free memory");
         throw Error(ErrorCode::wont_fit,

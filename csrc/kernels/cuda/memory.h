@@ -10,7 +10,7 @@ namespace slimrt::cuda {
 
 class Memory {
   public:
-    /// A device without a stream (planning) is asked for nothing: addresses are given out and counted.
+    /// For a device without a stream (planning) nothing is allocated: addresses are made up and counted.
     explicit Memory(const Device& device) : device_(device), used_(std::make_shared<MemoryUse>()) {}
 
     /// Throws Error{wont_fit}. `what` is for the message.

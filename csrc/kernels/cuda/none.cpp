@@ -1,4 +1,4 @@
-// In the place of the CUDA backend where there is no CUDA compiler.
+// Replaces the CUDA backend where there is no CUDA compiler.
 #include "core/error.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/cublas_lt.h"

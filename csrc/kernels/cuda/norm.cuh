@@ -1,5 +1,4 @@
-// Norms of rows: a block has one, which it reads again from its first-level cache. Their sums have one order,
-// whoever computes them.
+// Norms of rows: a block has one row, which it reads again from L1. Sums have one order in all kernels.
 #pragma once
 
 #include "kernels/cuda/kernels.h"
@@ -27,7 +26,7 @@ inline bool packs_norm(const Tensor& x, const Norm& norm) {
     return packs_fit(x) && packs_fit(norm.out) && fits(norm.weight) && fits(norm.bias);
 }
 
-/// Threads of a block; more add nothing, so that the sums are the same.
+/// Threads of a block; more of them would add nothing, so that sums are the same.
 inline unsigned norm_threads(int64_t cols, bool packed) {
     return threads_for(packed ? cols / kPack : cols, kThreads);
 }
@@ -43,7 +42,7 @@ __device__ float total(const float* row, int64_t cols, float* shared, Fn fn) {
     return join_block(sum, 0.0f, shared, [](float a, float b) { return a + b; });
 }
 
-/// What a row's values become: (value - mean) * scale, before weight and bias.
+/// A row's statistics: its values become (value - mean) * scale, before weight and bias.
 struct RowScale {
     float mean, scale;
 };
@@ -60,7 +59,7 @@ __device__ RowScale row_scale(const NormView& norm, const float* row, int64_t co
     return {mean, 1 / sqrtf(squares / count + norm.eps)};
 }
 
-/// Elements i ... of a row; rounded as if each step were a kernel.
+/// Elements i ... of a row, normed; rounded as if each operation were a kernel of its own.
 template <int n>
 __device__ inline Pack<float, n> normed(const NormView& norm, const RowScale& by, Pack<float, n> v,
                                         int64_t i) {

@@ -26,14 +26,14 @@ __device__ inline uint32_t pair_bf16(float low, float high) {
     return to_bf16(low) | uint32_t(to_bf16(high)) << 16;
 }
 
-/// OCP fp8 as the bits of an f16. An e4m3 becomes 2^-8 times its value, subnormals too; the scale of a stored
-/// row makes up for that. Its NaN codes are finite here: stored rows have NaN in the scale.
+/// OCP fp8 as the bits of an f16. An e4m3 becomes 2^-8 times its value, subnormals too, for which the scale
+/// of a stored row makes up. Its NaN codes become finite: stored rows have NaN in the scale.
 __device__ inline uint16_t e4m3_to_f16(uint8_t code) {
     return static_cast<uint16_t>((code & 0x80) << 8 | (code & 0x7f) << 7);
 }
 __device__ inline uint16_t e5m2_to_f16(uint8_t code) { return static_cast<uint16_t>(code << 8); }
 
-/// n elements that one instruction moves; they lie at a multiple of their size.
+/// n elements that one instruction moves, aligned to their size together.
 template <class T, int n>
 struct alignas(n * sizeof(T)) Pack {
     T at[n];

@@ -1,4 +1,4 @@
-// Few elements at a time: what the kernels of rows have in common.
+// What kernels over rows share: packs of a few elements, sums of a block, loops over all elements.
 #pragma once
 
 #include <cstdint>
@@ -31,14 +31,14 @@ struct Matrix {
 
 constexpr unsigned kAll = ~0u;  // lanes
 
-/// The same of all threads of a block: join(join(a, b), c) ... in a fixed order; 32 elements of shared
-/// memory. `none`: what join leaves as it is. All threads call it.
+/// Joins the values of all threads of a block in a fixed order, join(join(a, b), c) ...; all threads call it
+/// and get the result. shared: 32 elements; none: the neutral element of join.
 template <class T, class Join>
 __device__ inline T join_block(T value, T none, T* shared, Join join) {
     for (int bits = kWarp / 2; bits > 0; bits /= 2) value = join(value, __shfl_xor_sync(kAll, value, bits));
     const int warps = blockDim.x / kWarp, lane = threadIdx.x % kWarp;
     if (warps == 1) return value;
-    __syncthreads();  // who still reads what was here before
+    __syncthreads();  // others may still read what was here before
     if (lane == 0) shared[threadIdx.x / kWarp] = value;
     __syncthreads();
     value = lane < warps ? shared[lane] : none;

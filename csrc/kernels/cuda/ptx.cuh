@@ -1,6 +1,6 @@
-// The instructions that CUDA C++ has no words for, one function each. Fragments are laid out as the PTX ISA
-// has them (mma.m16n8k16: lane = 4 * group + member; a: rows group, group + 8, columns 2 * member, + 8; b:
-// rows 2 * member, + 8, column group; d: as a of 8 columns). tests/cuda_host has a twin of this file for the
+// Instructions that CUDA C++ has no words for, one function each. Fragments are laid out as in the PTX ISA
+// (mma.m16n8k16: lane = 4 * group + member; a: rows group, group + 8, columns 2 * member, + 8; b: rows 2 *
+// member, + 8, column group; d: as a, with 8 columns). tests/cuda_host has a version of this file for the
 // host.
 #pragma once
 
@@ -12,14 +12,15 @@
 
 namespace slimrt::cuda {
 
-// A kernel that is launched `early` (device.h) begins while the one before it in the stream ends.
+// A kernel that is launched `early` (device.h) may begin while the previous one in the stream ends.
 
-/// Waits until that one has ended and what it wrote is there. Every thread calls it before it reads or writes
-/// what other kernels write or read, since who comes next relies on it too. At once before sm_90.
+/// Waits until the previous kernel has ended and its writes are visible. Every thread calls it before it
+/// reads or writes what other kernels write or read, since the next kernel relies on it, too. Returns at once
+/// before sm_90.
 __device__ inline void wait_for_previous() {
     NV_IF_TARGET(NV_PROVIDES_SM_90, (asm volatile("griddepcontrol.wait;" :: : "memory");))
 }
-/// The next kernel's blocks may begin where there is room, as soon as all of this one's have come here.
+/// Lets the next kernel's blocks begin where there is room, as soon as all blocks of this one have called it.
 __device__ inline void let_next_begin() {
     NV_IF_TARGET(NV_PROVIDES_SM_90, (asm volatile("griddepcontrol.launch_dependents;" :: : "memory");))
 }
@@ -34,20 +35,20 @@ __device__ inline uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-/// Of kernels that have nothing to do before their turn.
+/// For kernels that have nothing to do before the previous one has ended.
 __device__ inline void begin_early() {
     wait_for_previous();
     let_next_begin();
 }
 
-// Copies of 16 bytes from global to shared memory, in the background. Of a row that is not wanted zeros come.
+// Asynchronous copies of 16 bytes from global to shared memory; zeros where they are not wanted.
 
 __device__ inline void copy16(void* shared, const void* global, bool wanted = true) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
                  "r"(wanted ? 16 : 0)
                  : "memory");
 }
-/// The same of the first `bytes` of the 16; zeros for the rest.
+/// The same for the first `bytes` of the 16; zeros for the rest.
 __device__ inline void copy_part_of_16(void* shared, const void* global, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
                  "r"(bytes)
@@ -70,7 +71,7 @@ __device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
 __device__ inline void barrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-/// Arrives when all copies that this thread has begun are there.
+/// Arrives when all copies that this thread has started are there.
 __device__ inline void barrier_arrive_after_copies(uint64_t* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -84,26 +85,26 @@ __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
         : "memory");
 }
 
-// Counts in device memory, of what blocks have written there for each other. count_up() after __syncwarp()
-// also speaks for what the other lanes wrote.
+// Counters in device memory, for what blocks write there for each other. count_up() after __syncwarp() also
+// releases what the other lanes wrote.
 
 __device__ inline void count_up(uint32_t* count) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(count) : "memory");
 }
-/// Waits until there have been so many, and sees what was written before them.
+/// Waits for so many counts, and acquires what was written before them.
 __device__ inline void count_wait(const uint32_t* count, uint32_t wanted) {
     uint32_t is;
     do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is) : "l"(count) : "memory");
     while (is < wanted);
 }
 
-// Words in device memory that one block sends to others: 32 bits and a tag that tells them from what was
-// there before. They are read and written as a whole.
+// Words in device memory that one block sends to others: 32 bits and a tag that tells new from old. They are
+// read and written as a whole.
 
 __device__ inline void send_word(uint64_t* to, uint32_t data, uint32_t tag) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(uint64_t{tag} << 32 | data) : "memory");
 }
-/// What is there now; if it has another tag, look again.
+/// The word that is there now; if it has another tag, look again.
 __device__ inline uint64_t look_at_word(const uint64_t* from, uint32_t /*tag*/) {
     uint64_t word;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
@@ -138,7 +139,7 @@ __device__ inline void load_matrices(uint32_t (&r)[4], const void* row) {
                  : "r"(shared_address(row))
                  : "memory");
 }
-__device__ inline void load_matrices_turned(uint32_t (&r)[4], const void* row) {
+__device__ inline void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(shared_address(row))

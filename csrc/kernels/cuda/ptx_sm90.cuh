@@ -1,5 +1,5 @@
-// The same for sm_90a alone: clusters of blocks that read each other's shared memory, barriers that count
-// bytes, bulk copies, also of boxes of a tensor. For units that are compiled for no other architecture.
+// PTX of sm_90a: clusters of blocks that access each other's shared memory, barriers that count bytes, bulk
+// copies (TMA), also of boxes of a tensor. For units that are compiled for no other architecture.
 #pragma once
 
 #include "kernels/cuda/ptx.cuh"
@@ -17,10 +17,10 @@ __device__ inline void cluster_sync() {
                      : "memory");
 }
 
-// What barriers (ptx.cuh) can do besides: a phase ends when all have arrived and all expected bytes are
+// Barriers (ptx.cuh) that also count bytes: a phase ends when all have arrived and all expected bytes are
 // there.
 
-/// Makes initialised barriers known to copies and to the cluster; then cluster_sync().
+/// Makes initialised barriers visible to copies and to the cluster; cluster_sync() must follow.
 __device__ inline void barrier_init_done() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -29,7 +29,7 @@ __device__ inline void barrier_arrive_expect(uint64_t* barrier, uint32_t bytes) 
                  "r"(bytes)
                  : "memory");
 }
-/// barrier_wait(), which sees what the block's own threads have released, and all bytes that were counted.
+/// barrier_wait() that acquires what the block's own threads have released, and all bytes that were counted.
 __device__ inline void barrier_wait_block(uint64_t* barrier, uint32_t parity) {
     asm volatile(
         "{\n.reg .pred done;\nagain:\n"
@@ -38,9 +38,9 @@ __device__ inline void barrier_wait_block(uint64_t* barrier, uint32_t parity) {
         "r"(parity)
         : "memory");
 }
-/// Writes to where block `rank` of the cluster has the same variable, in the background, and counts the bytes
-/// at its barrier: no fence, as an arrival that releases has (MEMBAR.ALL.GPU), and none for who waits. `own`
-/// is at a multiple of what is written.
+/// Stores asynchronously to the same variable of block `rank` of the cluster and counts the bytes at its
+/// barrier: without the fence of an arrival that releases (MEMBAR.ALL.GPU), and without one for the waiting
+/// thread. `own` is aligned to what is stored.
 __device__ inline void store_async(void* own, const uint4& words, uint64_t* barrier, uint32_t rank) {
     asm volatile(
         "{\n.reg .u64 to, told;\nmapa.u64 to, %0, %2;\nmapa.u64 told, %1, %2;\n"
@@ -59,7 +59,7 @@ __device__ inline void store_async(void* own, uint32_t word, uint64_t* barrier, 
         : "memory");
 }
 
-/// Copies bytes (a multiple of 16, both addresses too) from global to this block's shared memory and counts
+/// Copies bytes (a multiple of 16, as both addresses) from global to this block's shared memory and counts
 /// them at the barrier.
 __device__ inline void copy_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
     asm volatile(
@@ -69,8 +69,8 @@ __device__ inline void copy_bulk(void* shared, const void* global, uint32_t byte
         : "memory");
 }
 
-/// Copies the box at these coordinates of a tensor (tensor_map.h), which lies in constant memory, to an
-/// address that is a multiple of 1024, and counts its bytes at the barrier.
+/// Copies the box at these coordinates of a tensor (tensor_map.h, in constant memory) to an address that is a
+/// multiple of 1024, and counts its bytes at the barrier.
 __device__ inline void copy_box(void* shared, const void* map, const int (&at)[5], uint64_t* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -78,7 +78,7 @@ __device__ inline void copy_box(void* shared, const void* map, const int (&at)[5
         "l"(map), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4]), "r"(shared_address(barrier))
         : "memory");
 }
-/// What this thread has written to shared memory comes before copies that others, who know of it, then start.
+/// Orders this thread's writes to shared memory before copies that others, who know of them, then start.
 __device__ inline void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace slimrt::cuda

@@ -1,6 +1,6 @@
 // Quantised weights as GGUF stores them, 16 at a time: signed codes, their scale and what is added. A block
-// may begin at any multiple of two bytes, of MXFP4 anywhere. Formats: kernels/cpu/blocks.h; a code times its
-// scale is exact in f32, so the weights are those of kernels/cpu/quant.cpp to the bit.
+// begins at a multiple of two bytes, in MXFP4 anywhere. Formats: kernels/cpu/blocks.h. A code times its scale
+// is exact in f32, so the weights are those of kernels/cpu/quant.cpp to the bit.
 #pragma once
 
 #include "kernels/cuda/numbers.cuh"
@@ -10,7 +10,7 @@ namespace slimrt::cuda {
 /// Weight i is scale * (byte i of codes, signed) + offset.
 struct Sixteen {
     uint32_t codes[4];
-    float scale, offset = -0.0f;  // -0: every sum, even of zeros, is the product
+    float scale, offset = -0.0f;  // -0: the sum with it is the product, even for zeros
 
     __device__ float operator[](int i) const {
         return fmaf(scale, static_cast<float>(static_cast<int8_t>(codes[i / 4] >> i % 4 * 8)), offset);
@@ -25,24 +25,24 @@ __device__ inline float f16_at(const unsigned char* p) {
     return from_f16(*reinterpret_cast<const uint16_t*>(p));
 }
 __device__ inline uint32_t in_each_byte(uint32_t x) { return x * 0x01010101; }
-/// Every byte less by `amount`, of bytes below 128.
+/// Subtracts `amount` from every byte; bytes are below 128.
 __device__ inline uint32_t less_by(uint32_t bytes, uint32_t amount) {
     return ((bytes | in_each_byte(0x80)) - in_each_byte(amount)) ^ in_each_byte(0x80);
 }
-/// The low four bits, one to a byte.
+/// Spreads the low four bits, one to a byte.
 __device__ inline uint32_t spread_bits(uint32_t bits) { return (bits & 15) * 0x00204081 & 0x01010101; }
-/// Fields of `width` bits of 16 bytes, from bit `shift` on.
+/// Fields of `width` bits, from bit `shift` on, of each of 16 bytes.
 __device__ inline void fields(const unsigned char* p, int shift, int width, uint32_t (&out)[4]) {
     for (int j = 0; j < 4; ++j) out[j] = word_at(p + 4 * j) >> shift & in_each_byte((1u << width) - 1);
 }
-/// Raises codes by bit `shift` of each of 16 bytes, as their bit `to`.
+/// Adds fields of 16 bytes, from bit `shift` on, to the codes, from bit `to` on.
 __device__ inline void add_bits(const unsigned char* p, int shift, int width, int to, uint32_t (&codes)[4]) {
     uint32_t bits[4];
     fields(p, shift, width, bits);
     for (int j = 0; j < 4; ++j) codes[j] |= bits[j] << to;
 }
 
-/// Each byte, below 16, becomes that one of the 16 bytes of `low` and `high`.
+/// Replaces each byte, which is below 16, by that byte of the 16 in `low` and `high`.
 __device__ inline void look_up(uint64_t low, uint64_t high, uint32_t (&codes)[4]) {
     for (uint32_t& word : codes) {
         uint32_t found = 0;
@@ -68,7 +68,7 @@ struct Nibbles {
         s.scale = f16_at(block);
         return s;
     }
-    /// With the fifth bits, which lie just before the nibbles.
+    /// With fifth bits, which are just before the nibbles.
     __device__ static Sixteen five_bits(const unsigned char* block, int at) {
         Sixteen s = codes(block, at);
         const uint32_t high = word_at(block + lead - 4) >> at;
@@ -221,7 +221,8 @@ struct WeightsMXFP4 {
         return s;
     }
 };
-/// What IQ2 and IQ3 are held as (kernels/cpu/blocks_grid.h): the numbers of 16 codes, and the unit as 1 / n.
+/// The types that IQ2 and IQ3 are held as (kernels/cpu/blocks_grid.h): numbers of 16 codes, and the unit as 1
+/// / n.
 template <uint64_t low, uint64_t high, int n>
 struct WeightsOfCodes {
     static constexpr int kElements = 256, kBytes = 146;

@@ -1,4 +1,4 @@
-// How rows are coded (core/dtype.h), bit for bit as kernels/cpu/stored.h and few_bits.h do it.
+// Coders of rows (core/dtype.h), bit for bit as kernels/cpu/stored.h and few_bits.h.
 #pragma once
 
 #include "kernels/cuda/packs.cuh"
@@ -13,7 +13,7 @@ __device__ inline bool finite(float x) { return magnitude(x) < kExponent; }
 __device__ inline float nan() { return __uint_as_float(0x7fc00000); }
 __device__ inline uint8_t sign(float x) { return __float_as_uint(x) >> 24 & 0x80; }
 
-// How one element of a head is coded. Types with a scale choose it by the largest magnitude of the head.
+// Coders of one element. Types with a scale choose it by the largest magnitude of the head.
 
 template <class Row>
 struct Coder;
@@ -27,7 +27,7 @@ struct Coder<RowF32> {
 template <>
 struct Coder<RowF16> {
     NoScale scale;
-    __device__ static uint16_t encode(float x) {  // of NaN the device would keep neither sign nor digits
+    __device__ static uint16_t encode(float x) {  // the device's own conversion loses NaN's sign and digits
         const uint32_t u = __float_as_uint(x), nan = 0x7e00 | (u >> 16 & 0x8000) | (u >> 13 & 0x3ff);
         return magnitude(x) > kExponent ? static_cast<uint16_t>(nan) : to_f16(x);
     }
@@ -44,7 +44,7 @@ struct Coder<RowBF16> {
 template <>
 struct Coder<RowQ8> {
     float scale;
-    bool zeros;  // the scale says it all
+    bool zeros;  // all codes are 0
     __device__ explicit Coder(float high)
         : scale(finite(high) ? high / 127 : nan()), zeros(!finite(high) || scale == 0) {}
     __device__ int8_t encode(float x) const {
@@ -53,8 +53,8 @@ struct Coder<RowQ8> {
     }
 };
 
-/// A finite magnitude to a float of so many bits of mantissa whose smallest normal number is 2^smallest: to
-/// the nearest, ties to even. Larger exponents go on as if there were enough bits for them.
+/// Rounds a finite magnitude to a float of so many bits of mantissa whose smallest normal number is
+/// 2^smallest: to nearest, ties to even. Exponents may exceed those that the type has bits for.
 template <int mantissa, int smallest>
 __device__ uint32_t to_fp8(uint32_t magnitude) {
     constexpr int drop = 23 - mantissa;
@@ -68,7 +68,7 @@ __device__ uint32_t to_fp8(uint32_t magnitude) {
 
 template <>
 struct Coder<RowE4M3> {
-    float scale, shrink;  // to below 2^8
+    float scale, shrink;  // brings magnitudes below 2^8
     bool zeros;
     __device__ explicit Coder(float high) : scale(nan()), shrink(0), zeros(!finite(high)) {
         if (zeros) return;
@@ -97,7 +97,7 @@ struct Coder<RowE5M2> {
     }
 };
 
-// Few bits: a warp codes what shares a scale and a minimum.
+// Few bits: a warp codes the elements that share a scale and a minimum.
 
 /// The largest f16 not above x, and the smallest not below.
 __device__ inline uint16_t half_below(float x) {
@@ -107,7 +107,7 @@ __device__ inline uint16_t half_below(float x) {
 }
 __device__ inline uint16_t half_above(float x) { return half_below(-x) ^ 0x8000; }
 
-/// The first of a warp's numbers that equals the one which `better` prefers to all: of zeros the sign counts.
+/// The first of a warp's numbers that equals the best one by `better`: of zeros the sign counts.
 template <class Better>
 __device__ float first_best(float x, Better better) {
     float best = x;
@@ -123,7 +123,7 @@ struct CodedGroup {
     Affine how;
 };
 
-/// A group, an element in each lane; lanes without one have the first.
+/// Codes a group, an element in each lane; lanes without one take the first.
 template <class Row>
 __device__ CodedGroup code_group(float x) {
     if (__any_sync(kAll, !finite(x))) return {0, {0x7e00, 0x7e00}};

@@ -1,5 +1,5 @@
-// The types that stored rows may have (core/dtype.h), a trait each: what a code is, where it stands and which
-// number it means with its scale. What else depends on the type is told by with_row_type().
+// Types of stored rows (core/dtype.h), a trait each: what a code is, where it is, and its number by its
+// scale. with_row_type() chooses a trait.
 #pragma once
 
 #include <type_traits>
@@ -14,7 +14,7 @@ struct Affine {
     uint16_t scale, minimum;  // f16
 };
 
-/// A code for each element, side by side. kGroup: columns of a row that share a scale, 0: all of a head.
+/// A code for each element, contiguous. kGroup: columns of a row that share a scale; 0: all of a head.
 template <class C, class S = NoScale>
 struct RowOf {
     using Code = C;
@@ -51,15 +51,15 @@ struct RowE5M2 : RowOf<uint8_t> {
     __device__ static float number(uint8_t code, NoScale) { return from_f16(e5m2_to_f16(code)); }
 };
 /// Codes of few bits, in groups of columns that share a scale and a minimum (see kernels/cpu/few_bits.h).
-/// Eight of them, a unit, have n_bits bytes to themselves.
+/// Eight codes, a unit, take n_bits bytes.
 template <int n_bits>
 struct RowFew : RowOf<uint8_t, Affine> {
     static constexpr int kBits = n_bits, kMaxCode = (1 << kBits) - 1;
     static constexpr DType kType = kBits == 4 ? DType::Q4 : kBits == 3 ? DType::Q3 : DType::Q2;
     static constexpr int kGroup = 32, kUnit = 8;
 
-    /// Of 4 bits: so many columns of the group that begins at `first` share their bytes with those after
-    /// them.
+    /// In 4 bits: how many columns of the group that begins at `first` share their bytes with the columns
+    /// after them.
     __device__ static int half_group(int first, int head_dim) {
         return (min(kGroup, head_dim - first) + 1) / 2;
     }
@@ -79,7 +79,7 @@ struct RowFew : RowOf<uint8_t, Affine> {
         return fmaf(from_f16(of.scale), static_cast<float>(code), from_f16(of.minimum));
     }
 
-    /// The column of code i of a unit, head_dim: of none; and its place among the unit's bits.
+    /// The column of code i of a unit, head_dim if there is none; and the code's shift in the unit's bits.
     __device__ static int column(int unit, int i, int head_dim) {
         if constexpr (kBits < 4) return min(unit * kUnit + i, head_dim);
         const int first = unit / 4 * kGroup, half = half_group(first, head_dim), at = unit % 4 * 4 + i % 4;
@@ -88,7 +88,7 @@ struct RowFew : RowOf<uint8_t, Affine> {
     __device__ static constexpr int shift(int i) { return kBits < 4 ? kBits * i : i % 4 * 8 + i / 4 * 4; }
 };
 
-/// fn(the trait of a type): within a kernel, or on the host, to choose one.
+/// fn(the trait of a type), in a kernel or on the host.
 #pragma nv_exec_check_disable
 template <class Fn>
 __host__ __device__ inline auto with_row_type(DType dtype, const Fn& fn) {

@@ -13,8 +13,8 @@ struct RowsView {
     DType dtype = DType::F32;
     int head_dim = 0;
     int head_elements = 0;  // bytes of a head of a row
-    int head_scales = 0;    // of its scales; with scale_tokens: of those of so many rows
-    int dense_head = 0;     // from head to head of a dense row of several
+    int head_scales = 0;    // of its scales; with scale_tokens: of the scales of so many rows
+    int dense_head = 0;     // from head to head of a dense row with several
     bool paged = false;     // in blocks of kBlockTokens rows
     int scale_tokens = 0;
     size_t head_block = 0;  // bytes of a head in a block
@@ -54,7 +54,8 @@ __device__ inline HeadRow row_in(const RowsView& rows, const unsigned char* bloc
     return {data + row * rows.head_elements, scales + of * rows.head_scales};
 }
 
-/// The block of a position, and the row there: of a constant, since a division is some 40 instructions.
+/// The block of a position, and its row there; by a constant, since other divisions take some 40
+/// instructions.
 __device__ inline const unsigned char* block_of(const RowsView& rows, const int32_t* table,
                                                 int64_t position) {
     return rows.base + table[static_cast<uint64_t>(position) / kBlockTokens] * rows.block_stride;

@@ -8,9 +8,9 @@ Staging::~Staging() {
     if (pinned_) cudaFreeHost(pinned_);
 }
 
-// Of copies from pageable memory CUDA says no more than that they "might be synchronous": where devices read
-// host memory by the host's page tables (Grace) they are not. So a little goes by way of pinned memory, which
-// stays as it is until the stream has been waited for, and more is waited for.
+// Of copies from pageable memory CUDA only says that they "might be synchronous": where devices read host
+// memory by the host's page tables (Grace) they are not. So small ones go by way of pinned memory, which is
+// not used again before the stream was waited for; larger ones are waited for.
 void Staging::copy(void* to, const void* from, size_t bytes) {
     cudaPointerAttributes at{};
     check(cudaPointerGetAttributes(&at, from), "asking where memory is");

@@ -1,4 +1,4 @@
-// Copies to the device whose source may change as soon as they are asked for, and from it.
+// Copies to the device whose source may change at once, and copies from it.
 #pragma once
 
 #include "kernels/cuda/device.h"
@@ -14,10 +14,10 @@ class Staging {
 
     /// From host or device memory to device memory, in the stream's order. Throws Error{device}.
     void copy(void* to, const void* from, size_t bytes);
-    /// From device to host memory, where it is when this returns; a little, tokens say, by way of pinned
-    /// memory, which a device writes to without the driver's help. Throws Error{device}.
+    /// From device to host memory, complete on return; a little (tokens, say) goes by way of pinned memory,
+    /// which a device writes without the driver's help. Throws Error{device}.
     void fetch(void* to, const void* from, size_t bytes);
-    /// Until the stream has done all it was given. Throws Error{device}.
+    /// Waits until the stream is done. Throws Error{device}.
     void wait();
 
   private:

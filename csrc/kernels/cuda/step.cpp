@@ -1,4 +1,4 @@
-// What lets a step be recorded once and replayed: its sequences in device memory, and its calls as a graph.
+// Recording and replaying of steps: sequences in device memory, and a step's calls as a CUDA graph.
 #include <algorithm>
 #include <cstring>
 
@@ -16,8 +16,7 @@ bool CudaBackend::grow(Buffer& buffer, size_t bytes, const char* what) {
     return true;
 }
 
-/// One copy. Tables are last, since they are the most and stay as they are in most steps: what is there
-/// already is not sent again.
+/// One copy. Tables are last, since they are the largest and rarely change: equal ones are not sent again.
 void CudaBackend::put(Places& places, std::span<const int32_t> numbers,
                       std::span<AttentionSequence* const> sequences) {
     constexpr size_t kAlign = alignof(PlacedSequence);
@@ -71,7 +70,7 @@ void CudaBackend::capture_and_replay(const std::string& shape, const std::functi
     const Current current = ready();
     if (!current) return body();
     if (!graphs_.contains(shape)) {
-        run_fused(body);  // what it allocates and loads, it has then
+        run_fused(body);  // afterwards everything is allocated and loaded
         graph_of(shape);
         return;
     }
@@ -80,7 +79,7 @@ void CudaBackend::capture_and_replay(const std::string& shape, const std::functi
     check(cudaGraphLaunch(graph.exec, device_.stream), "starting a recorded step");
 }
 
-/// The one that was not played for the longest time gives its place up.
+/// Evicts the graph that was not launched for the longest time.
 CudaBackend::Graph& CudaBackend::graph_of(const std::string& shape) {
     Graph& graph = graphs_[shape];
     graph.last = ++n_played_;

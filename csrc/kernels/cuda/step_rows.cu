@@ -1,4 +1,4 @@
-// What a step does to its own rows before attention, as one kernel: q and k rotate, k and v are stored. A
+// What a step does to its own rows before attention, in one kernel: q and k are rotated, k and v stored. A
 // block has one head of one row, which it rotates and then codes.
 #include <algorithm>
 

@@ -8,8 +8,8 @@
 namespace slimrt::cuda {
 namespace {
 
-/// The driver's function: a library that needs it by name would not be loaded where there is no driver.
-/// Toolkits before 12.5 and after 12 each have one of the two ways to ask.
+/// A function of the driver: linked by name, it would keep the library from being loaded where there is no
+/// driver. Toolkits before 12.5 and after 12 each have one of the two ways to ask.
 template <class Found>
 void* driver_function(const char* name, Found found) {
     constexpr unsigned kFirstVersion = 12000;

@@ -1,5 +1,4 @@
-// What the copy engine of sm_90 is told of a tensor, of which one copy brings a box (copy_box in
-// ptx_sm90.cuh).
+// TMA descriptors of sm_90: a tensor, of which one copy loads a box (copy_box in ptx_sm90.cuh).
 #pragma once
 
 #include <cuda.h>
@@ -9,9 +8,9 @@
 
 namespace slimrt::cuda {
 
-/// A tensor of bytes in device memory, in rows of 128: its sizes, the bytes from one to the next of all
-/// dimensions but the first, and how much of each a copy brings. In shared memory 16 bytes of row r are not
-/// at i but at i ^ 16 (r % 8), so that 8 rows lie in all banks.
+/// A tensor of bytes in device memory, in rows of 128: its sizes, the strides in bytes of all dimensions but
+/// the first, and the box that a copy loads. In shared memory the 16 bytes at i of row r are at i ^ 16 (r %
+/// 8), so that 8 rows have no bank conflicts (swizzled).
 struct TensorBoxes {
     const void* base;
     std::array<uint64_t, 5> sizes;

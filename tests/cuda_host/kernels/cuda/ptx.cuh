@@ -138,7 +138,7 @@ inline void load_matrices(uint32_t (&r)[4], const void* row) {
     host::LoadMatrices call(r, row, false);
     cuda_host::meet(call);
 }
-inline void load_matrices_turned(uint32_t (&r)[4], const void* row) {
+inline void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
     host::LoadMatrices call(r, row, true);
     cuda_host::meet(call);
 }

@@ -1,4 +1,4 @@
-// Scores of rows of few bits that rotate on read. R(first + i) = R(first) R(i): queries are turned back by
+// Scores with RoPE on read, for rows of few bits. R(first + i) = R(first) R(i): queries are rotated back by
 // the position of a tile's first row, in float32; rows by their place i in the tile, as they are unpacked.
 #pragma once
 
@@ -6,26 +6,26 @@
 
 namespace slimrt::cuda {
 
-/// Of heads whose halves rotate with each other, in whole groups.
-struct Turns {
+/// For heads that rotate as a whole, with NeoX pairs and in whole groups.
+struct TileRotations {
     const float* queries;  // [query][2 * half], in units
-    const float* first;    // of the table, the row of the tile's first row: cos and sin of its columns
+    const float* first;    // the RoPE table's row at the tile's first row: cos and sin of its pairs
     const uint2* within;   // [row of a tile][unit][pair]: cos and sin of two columns, as f16
     int half;
 
     static int bytes(int dim) { return kBlockRows * dim / 2 * 4; }
 };
 
-/// Turns::within, by all threads: R(i), what a row of the table turns by beside its first one. There may be a
-/// factor in the table, and it may begin anywhere.
-__device__ inline void place_turns(const FloatRows& table, Reading reading, int half, uint2* to) {
+/// Fills TileRotations::within, by all threads: R(i) from rows 0 and i of the table, which may have a
+/// magnitude and begin at any angle.
+__device__ inline void place_rotations(const FloatRows& table, Reading reading, int half, uint2* to) {
     const int pairs = half / 2;
     for (int at = threadIdx.x; at < kBlockRows * pairs; at += blockDim.x) {
-        const float *const one = table.row(0), *const turn = table.row(at / pairs);
+        const float *const one = table.row(0), *const rope_row = table.row(at / pairs);
         float cos[2], sin[2];
         for (int i = 0; i < 2; ++i) {
             const int column = unit_column(reading, at % pairs / 4, at % 4, i);
-            const float c = turn[2 * column], s = turn[2 * column + 1];
+            const float c = rope_row[2 * column], s = rope_row[2 * column + 1];
             const float c0 = one[2 * column], s0 = one[2 * column + 1], size = c0 * c0 + s0 * s0;
             cos[i] = (c * c0 + s * s0) / size;
             sin[i] = (s * c0 - c * s0) / size;
@@ -34,17 +34,18 @@ __device__ inline void place_turns(const FloatRows& table, Reading reading, int 
     }
 }
 
-/// This lane's query at the columns of a unit, two steps of them, and of the one half a head on.
-__device__ inline void turn_query(const Turns& turns, Reading reading, int unit, uint32_t (&q)[4][4]) {
-    const float* const from = turns.queries + threadIdx.x % 32 / 4 * 2 * turns.half;
+/// This lane's query, rotated back: at the columns of a unit, two steps of them, and half a head further.
+__device__ inline void rotate_query(const TileRotations& rotations, Reading reading, int unit,
+                                    uint32_t (&q)[4][4]) {
+    const float* const from = rotations.queries + threadIdx.x % 32 / 4 * 2 * rotations.half;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
         float low[2], high[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int column = unit_column(reading, unit, k, i);
-            const float x = from[column], y = from[column + turns.half];
-            const float cos = turns.first[2 * column], sin = turns.first[2 * column + 1];
+            const float x = from[column], y = from[column + rotations.half];
+            const float cos = rotations.first[2 * column], sin = rotations.first[2 * column + 1];
             low[i] = x * cos + y * sin;
             high[i] = y * cos - x * sin;
         }
@@ -55,14 +56,14 @@ __device__ inline void turn_query(const Turns& turns, Reading reading, int unit,
 }
 
 template <class Row, bool channels>
-__device__ inline void score_turned(const CodeTile& tile, const Turns& turns, float (&s)[4][4]) {
+__device__ inline void score_rotated(const CodeTile& tile, const TileRotations& rotations, float (&s)[4][4]) {
     constexpr Reading reading = reading_of(Row::kType);
-    const int own = threadIdx.x % 32 / 4, units = turns.half / Row::kUnit;
+    const int own = threadIdx.x % 32 / 4, units = rotations.half / Row::kUnit;
     const uint32_t* const scales = reinterpret_cast<const uint32_t*>(tile.scales());
 #pragma unroll 1
     for (int unit = threadIdx.x % 4; unit < units; unit += 4) {
         uint32_t q[4][4];
-        turn_query(turns, reading, unit, q);
+        rotate_query(rotations, reading, unit, q);
         UnitScales of, of_other;
         if constexpr (channels) {
             of.set(scales, reading, unit);
@@ -80,11 +81,12 @@ __device__ inline void score_turned(const CodeTile& tile, const Turns& turns, fl
             uint32_t low[4], high[4];
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
-                const uint2 turn = turns.within[(at * units + unit) * 4 + k];
+                const uint2 rotation = rotations.within[(at * units + unit) * 4 + k];
                 const uint32_t x = unit_pair<Row>(codes, k, of.scale[k], of.minimum[k]);
                 const uint32_t y = unit_pair<Row>(others, k, of_other.scale[k], of_other.minimum[k]);
-                low[k] = multiply_add_f16x2(x, turn.x, multiply_add_f16x2(y, turn.y ^ 0x80008000u, 0));
-                high[k] = multiply_add_f16x2(x, turn.y, multiply_add_f16x2(y, turn.x, 0));
+                low[k] =
+                    multiply_add_f16x2(x, rotation.x, multiply_add_f16x2(y, rotation.y ^ 0x80008000u, 0));
+                high[k] = multiply_add_f16x2(x, rotation.y, multiply_add_f16x2(y, rotation.x, 0));
             }
             multiply_add_f16(s[i], q[0], low[0], low[1]);
             multiply_add_f16(s[i], q[1], low[2], low[3]);
