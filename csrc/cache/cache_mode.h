@@ -106,10 +106,10 @@ struct Prepared {
 struct PrepareInput {
     const AttnConfig& config;
     const AttnWeights& weights;
-    const std::map<std::string, Tensor>&
-        folded;  // by suffix, all of CacheMode::folds(); optional ones may be empty
-    std::span<const float>
-        encoder_channel_sizes;  // cross: approximate sizes of the encoder output's channels
+    /// By suffix, all of CacheMode::folds(); optional ones may be empty.
+    const std::map<std::string, Tensor>& folded;
+    /// Cross attention: approximate sizes of the encoder output's channels.
+    std::span<const float> encoder_channel_sizes;
 };
 
 /// One stored part of a row: `heads` equal pieces, which are apart in a block and have scales of their own,

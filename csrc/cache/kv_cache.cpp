@@ -243,11 +243,11 @@ int64_t KvCache::blocks_taken(int group, Growth growth) const {
         const Sequence& s = find(id);
         const Kept& kept = s.groups[group][0];
         const int64_t n_old = int64_t(kept.table.size()), end = blocks_for(s.length + n);
-        const auto leave_shared =
-            [&, &pool = pool](int64_t i) {  // false: nobody else shares it, so it becomes free
-                const int32_t block = kept.table[i];
-                return pool.users(block) - left[block] > 1 && ++left[block];
-            };
+        // False: nobody else shares the block, so it becomes free.
+        const auto leave_shared = [&, &pool = pool](int64_t i) {
+            const int32_t block = kept.table[i];
+            return pool.users(block) - left[block] > 1 && ++left[block];
+        };
         // A shared last block is copied before it is written to; the last sequence that shares it keeps it.
         const int64_t tail = n > 0 && s.length % kBlockTokens ? s.length / kBlockTokens : -1;
         const bool copied = tail >= 0 && leave_shared(tail);

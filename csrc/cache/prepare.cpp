@@ -21,8 +21,8 @@ void unpack_rows(Backend& backend, Tensor weight, int64_t first, int64_t n, Tens
 
 std::vector<float> values_of(Backend& backend, Tensor vector) {
     std::vector<float> values(vector.cols);
-    backend.download(values.data(), vector,
-                     values.size() * sizeof(float));  // not bytes(): may be part of a row
+    // Not vector.bytes(): it may be part of a row.
+    backend.download(values.data(), vector, values.size() * sizeof(float));
     return values;
 }
 

@@ -163,8 +163,8 @@ void Candidates::drop_top_choices(double threshold) {
 
 void Candidates::keep_surprise(double bits, float temperature) {
     temperature = std::max(temperature, kColdest);
-    const double room =
-        bits * kLog2 - portable_log(exponentials(temperature));  // bound of (top - logit) / temperature
+    // Bound of (top - logit) / temperature.
+    const double room = bits * kLog2 - portable_log(exponentials(temperature));
     keep_logits_from(float(double(top_) - double(temperature) * std::max(room, 0.0)));
 }
 

@@ -36,8 +36,8 @@ std::unordered_map<int32_t, int64_t> repetitions(std::span<const int32_t> histor
     const std::vector<int32_t> newest(history.rbegin(), history.rend());
     const int64_t n = int64_t(newest.size()), limit = tokens_since_breaker(newest, options.breakers);
     std::unordered_map<int32_t, int64_t> longest;
-    std::vector<int64_t> common(newest.size(),
-                                0);  // Z function: how long each suffix agrees with the beginning
+    // The Z function: how long each suffix agrees with the beginning.
+    std::vector<int64_t> common(newest.size(), 0);
     for (int64_t i = 1, begin = 0, end = 0; i < n; ++i) {
         int64_t& size = common[i];
         if (i < end) size = std::min(end - i, common[i - begin]);

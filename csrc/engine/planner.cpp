@@ -102,9 +102,9 @@ std::vector<size_t> measure_scratch(Decoder& decoder) {
 void require_fit(const EngineInfo& info, const MemoryReport& m, const std::string& whose, uint64_t available,
                  const char* what) {
     if (available == 0 || m.total() <= available) return;
-    const bool weights_alone =
-        m.mapped + m.use.weights > available;  // else the context or the mode is too large
-    int64_t rows = 0;                          // of one sequence
+    // Else the context or the mode is too large.
+    const bool weights_alone = m.mapped + m.use.weights > available;
+    int64_t rows = 0;  // of one sequence
     for (const LayerCache& layer : info.layers) rows = std::max(rows, layer.max_rows);
     const CacheOptions& cache = info.cache;
     const std::string kept = rows < cache.n_ctx ? concat(rows, " of ", cache.n_ctx) : concat(rows);

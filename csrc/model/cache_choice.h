@@ -23,8 +23,8 @@ struct ByLayer {
 /// rows are no wider than K and V) and type f16.
 struct CacheOptions {
     ByLayer<std::string> mode{"auto"};
-    ByLayer<std::string> type_k{"auto"},
-        type_v{"auto"};  // of k, v and x: "f16" ...; type_k: or Levels as text
+    /// Of the rows of k, v and x: "f16" ...; type_k may also be Levels as text.
+    ByLayer<std::string> type_k{"auto"}, type_v{"auto"};
     /// In modes with a residual: its type and width. "auto" and -1: what the file says, or the width of the
     /// folded tensors; there is no other default.
     ByLayer<std::string> residual_type{"auto"};

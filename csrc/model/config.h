@@ -39,8 +39,8 @@ struct ModelConfig {
     int n_layers = 0, d_model = 0, d_ff = 0, n_vocab = 0;
     int n_heads = 0;
     int n_kv_heads = 0, head_dim = 0;  // of the first layer; with an encoder, of all
-    int latent = 0, q_latent = 0,
-        value_dim = 0;     // MLA: widths of K's and V's latent, of q's (or 0), of V's heads
+    /// MLA: widths of K's and V's latent, of q's (or 0), of V's heads.
+    int latent = 0, q_latent = 0, value_dim = 0;
     float latent_eps = 0;  // of the norms of latents
     int n_mtp_layers = 0;  // multi-token prediction (MTP): layers after the others, which do not run
     int64_t n_ctx_train = 0;

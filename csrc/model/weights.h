@@ -20,8 +20,8 @@ struct Norm {
 /// Of a layer with experts.
 struct ExpertWeights {
     Tensor router;  // [experts, d_model]
-    Tensor router_bias,
-        choice_bias;  // [1, experts], or none; choice_bias counts for the choice of experts alone
+    /// [1, experts], or none; choice_bias counts for the choice of experts alone.
+    Tensor router_bias, choice_bias;
     Experts experts;
     Tensor shared_gate, shared_up, shared_down;  // the shared expert, or none
     Tensor shared_weight;                        // [1, d_model]: its gate sigmoid(x w), or none

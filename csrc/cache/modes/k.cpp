@@ -23,9 +23,9 @@ struct PreparedK : Prepared {
     Tensor v_scale, out_scale;      // k+r: [1, v width] or none; the same for query heads
     Tensor residual_x, residual_k;  // k+r: residual row = linear(x, .) + linear(k row, .)
     Tensor residual_v;              // k+r: [v width, rank], residual = linear(residual row, .)
-    Tensor row_scale,
-        row_shrink;  // [1, k width], static scales of channels: K = row * row_scale, row = K * row_shrink
-    Tensor bias;     // of K, where it changes the softmax
+    /// [1, k width], static scales of channels: K = row * row_scale, row = K * row_shrink.
+    Tensor row_scale, row_shrink;
+    Tensor bias;  // of K, where it changes the softmax
 
     uint64_t fingerprint(Backend& backend) const override {
         return fingerprint_of(backend, {row_shrink, residual_x, residual_k});

@@ -16,8 +16,8 @@ struct PreparedX : Prepared {
     using Prepared::Prepared;
     Tensor row_k, row_v;  // [kv width, row width], k and v = linear(row * row_scale, .)
     Tensor absorbed_q;    // for each head: q -> query against whole rows
-    Tensor row_scale,
-        row_shrink;  // sizes of channels, [1, n_heads * width], and 1 / sizes, [1, width]; or none
+    /// Sizes of channels, [1, n_heads * width], and 1 / sizes, [1, width]; or none.
+    Tensor row_scale, row_shrink;
 };
 
 const PreparedX& prepared(const AttnInput& in) { return static_cast<const PreparedX&>(in.prepared); }

@@ -70,8 +70,8 @@ class Xr final : public AbsorbingMode {
         p->row_scale = in.folded.at(kScale);
         p->row_shrink = row_shrink(backend, c, kScale, p->row_scale, p->owned);
         p->absorbed_q = absorb_q(backend, c, p->row_k, p->owned, c.n_rot);
-        if (const Tensor bias =
-                in.weights.k_bias)  // of the other columns it shifts all scores of a query alike
+        // The other columns' bias shifts all scores of a query alike: the softmax does not change.
+        if (const Tensor bias = in.weights.k_bias)
             p->rotated_bias = derived_vector(backend, rotated_of(c, values_of(backend, bias)),
                                              "bias of the rotated columns", p->owned);
         return p;

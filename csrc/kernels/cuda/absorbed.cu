@@ -10,8 +10,7 @@ namespace {
 
 constexpr int kMaxTeam = 32, kMaxHeads = 64, kMaxWideHeads = 32;
 constexpr int kMaxStages = 6, kGoodStages = 4;
-constexpr size_t kMostJobBytes =
-    32ull << 20;  // of partial results in a launch, unless that would leave blocks idle
+constexpr size_t kMostJobBytes = 32ull << 20;  // of a launch's partial results, unless blocks would idle
 constexpr int kFirstCapability = 80;
 
 template <class Number>

@@ -122,8 +122,8 @@ struct AbsorbedExchange {
 };
 inline constexpr int kCountBytes = 32;
 inline constexpr int kMaxSplits = 128;
-inline constexpr int kExchangeWords =
-    kTileTokens / 2 + 1;  // two softmax weights a word, then the factor of earlier sums
+/// Two softmax weights a word, then the factor of earlier sums.
+inline constexpr int kExchangeWords = kTileTokens / 2 + 1;
 
 struct Absorbed {
     const PlacedSequence* placed;

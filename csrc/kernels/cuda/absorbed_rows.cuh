@@ -192,8 +192,8 @@ template <>
 struct Halves<RowQ8> {
     static constexpr float kScale = 256;
     static __device__ uint32_t two(uint32_t codes, uint32_t selector) {  // times 2^-8
-        constexpr uint32_t kSpread = 0x64646464, kShrink = 0x1c001c00,
-                           kOffset = 0xc480c480;  // 2^-8, -1152/256
+        // kShrink: 2^-8, kOffset: -1152 / 256
+        constexpr uint32_t kSpread = 0x64646464, kShrink = 0x1c001c00, kOffset = 0xc480c480;
         return multiply_add_pair(__byte_perm(codes ^ 0x80808080, kSpread, selector), kShrink, kOffset);
     }
     static __device__ uint4 eight(uint2 codes, uint32_t high, uint32_t low) {
@@ -265,8 +265,7 @@ __device__ void convert_as(const AbsorbedPlane& plane, const AbsorbedWork& work,
             const int row = part.row + (i + own_row) * part.step;
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
-                const int of_batch =
-                    (row + j * next) & (kTileTokens - 1);  // rows beyond the tile are not stored
+                const int of_batch = (row + j * next) & (kTileTokens - 1);  // beyond the tile: not stored
                 codes[j] = *reinterpret_cast<const uint2*>(own_codes + max(low_row, min(of_batch, high_row)) *
                                                                            plane.raw_row);
                 scales[j] = Stored::kScale > 0 ? __shfl_sync(~0u, scale, of_batch) : 0;

@@ -43,9 +43,8 @@ __device__ inline void fetch_lines(const TilePlane& p, const unsigned char* sour
     target += line * p.stride + chunk * 16;
 #pragma unroll 1
     for (; line < p.lines; line += p.line_step, source += p.source_step, target += p.target_step) {
-        copy16(
-            target, source,
-            few_bits(p.reading) || visible.has(line));  // masked rows must be numbers, as few bits always are
+        // Masked rows are filled with zeros, as they must be finite; any few bits are finite.
+        copy16(target, source, few_bits(p.reading) || visible.has(line));
         if (!wraps || (chunk += p.chunk_step) < p.chunks) continue;
         line += 1, chunk -= p.chunks;
         source += p.source_wrap, target += p.target_wrap;

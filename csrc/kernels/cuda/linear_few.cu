@@ -22,8 +22,7 @@ namespace {
 
 constexpr int kChains = 8;
 template <int kColumns>
-constexpr int kAtOnce =
-    kColumns == 1 ? 3 : 2;  // blocks of eight warps that a multiprocessor has registers for
+constexpr int kAtOnce = kColumns == 1 ? 3 : 2;  // blocks of 8 warps an SM has registers for
 
 /// Around, as the kernel sees it.
 struct AroundView {

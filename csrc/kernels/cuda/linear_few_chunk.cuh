@@ -95,8 +95,7 @@ struct BlockRows {
 template <class W, int kTiles, int kColumns>
 struct Layout {
     static constexpr int kRows = 16 * kTiles, kTokens = 4 * kColumns;
-    static constexpr int kMinimaAt =
-        4 * W::kScales * kRows;  // [kRows, kScales f16], after scales [kRows, kScales]
+    static constexpr int kMinimaAt = 4 * W::kScales * kRows;  // [kRows, kScales f16], after the scales
     static constexpr int kFactorAt = kMinimaAt + (W::kMins ? 2 * W::kScales * kRows : 0);
     static constexpr int kStagesAt = kFactorAt + (W::kMins ? 4 * kRows : 0);
     static constexpr int kStage = kRows * kRowSpace<W>;

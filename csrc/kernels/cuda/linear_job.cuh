@@ -9,10 +9,9 @@
 
 namespace slimrt::cuda {
 
-constexpr int kParts = 4;      // products in one launch
-constexpr int kFewTokens = 8;  // up to here the weights' bytes are the limit
-constexpr int kNormedTokens =
-    2;  // up to here each block norms x for itself, sooner than another kernel would
+constexpr int kParts = 4;         // products in one launch
+constexpr int kFewTokens = 8;     // up to here the weights' bytes are the limit
+constexpr int kNormedTokens = 2;  // up to here each block norms x itself, sooner than another kernel would
 
 /// One product. Each head has `rows` rows of the weight and as many columns of out.
 struct Part {

@@ -20,8 +20,8 @@ struct F16Weight {
     static constexpr int kScales = 0;  // none
     static constexpr bool kMins = false, kBf16 = false;
     static constexpr int kUnit = 2;  // alignment of rows in bytes
-    static constexpr int kRowUnit =
-        32;  // rows in shared memory are an odd multiple of it apart, against bank conflicts
+    /// Rows in shared memory are an odd multiple of it apart, against bank conflicts.
+    static constexpr int kRowUnit = 32;
 
     static size_t row_bytes(int k) { return size_t(k) * 2; }
     static __device__ uint2 codes(const unsigned char* row, int group, int s, int member) {

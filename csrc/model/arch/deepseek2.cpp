@@ -25,8 +25,8 @@ void configure(const GgufFile& file, const std::string& prefix, double scale, Mo
     rope.attn_factor = 1 / (1 + 0.1 * stretch);
 }
 
-constexpr double kMistral4TemperatureScale =
-    0.1f;  // as published; files converted from Hugging Face's lack it
+/// As published; files converted from Hugging Face's lack it.
+constexpr double kMistral4TemperatureScale = 0.1f;
 
 }  // namespace
 
