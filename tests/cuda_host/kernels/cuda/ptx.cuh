@@ -60,8 +60,8 @@ inline float from_bf16(uint16_t bits) { return __uint_as_float(uint32_t{bits} <<
 inline float from_f16(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
 
 struct LoadMatrices final : cuda_host::Collective {
-    LoadMatrices(uint32_t* r, const void* row, bool turned)
-        : Collective("load_matrices", kAllLanes), r(r), row(row), turned(turned) {
+    LoadMatrices(uint32_t* r, const void* row, bool transposed)
+        : Collective("load_matrices", kAllLanes), r(r), row(row), transposed(transposed) {
         cuda_host::require_aligned(row, "load_matrices");
         cuda_host::races::reads(row, 16);
     }
@@ -76,14 +76,15 @@ struct LoadMatrices final : cuda_host::Collective {
             const LoadMatrices& to = static_cast<LoadMatrices&>(*lanes[i]);
             for (int m = 0; m < 4; ++m) {
                 const uint16_t* const own = numbers[8 * m + group] + pair;
-                to.r[m] = to.turned ? numbers[8 * m + pair][group] | numbers[8 * m + pair + 1][group] << 16
-                                    : own[0] | uint32_t{own[1]} << 16;
+                to.r[m] = to.transposed
+                              ? numbers[8 * m + pair][group] | numbers[8 * m + pair + 1][group] << 16
+                              : own[0] | uint32_t{own[1]} << 16;
             }
         }
     }
     uint32_t* r;
     const void* row;
-    bool turned;
+    bool transposed;
 };
 
 template <float (*number)(uint16_t)>
