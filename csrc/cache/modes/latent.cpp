@@ -1,5 +1,5 @@
-// Mode latent: what latent attention (MLA; DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1) makes K and V of,
-// once for all heads.
+// Mode latent: the latent of MLA (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1), of which K and V of all
+// heads are made.
 //   row = [c | k_pe], c = the normed latent of x, k_pe = K's rotated columns
 // Few queries read whole rows, with W_UK absorbed in q and W_UV applied after the softmax:
 //   scores_i = [q_i,nope W_UK,i^T | q_i,pe] row^T,   head_i = (p_i c) W_UV,i
@@ -100,8 +100,8 @@ class Latent final : public AbsorbingMode {
         copy_rows(backend, columns_of_heads(c, in.q, plain, c.n_rot),
                   columns_of_heads(c, wide_q, c.latent, c.n_rot));
         const ScoreTerm scores[] = {{in.rows[0], own.plane(0), 1, int(width), wide_q}};
-        const ValueTerm values[] = {
-            {in.rows[0], own.plane(0), 1, int(width), u}};  // of u, the rotated columns are not used
+        // The rotated columns of u are not used.
+        const ValueTerm values[] = {{in.rows[0], own.plane(0), 1, int(width), u}};
         backend.attention(attention_args(in, scores, values));
         copy_rows(backend, columns_of_heads(c, u, 0, c.latent), latent.split(c.n_heads));
         backend.linear_per_head(latent, w.v_b, c.n_heads, out);

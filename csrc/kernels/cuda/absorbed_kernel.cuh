@@ -1,11 +1,10 @@
 // Absorbed decode attention as a team of blocks computes it, with specialised warps. A team has a split of a
 // sequence's rows (split-K over the context). Each of its blocks has a slice of the columns, which it loads
 // tile after tile into a ring of stages, and an equal share of the heads:
-//   score warps    convert rows that are stored in bytes to f16; compute scores of the slice, a warp for a
-//   head,
-//                  several tiles at once where heads are few; of the block's own heads the online softmax,
-//                  whose weights go to all blocks of the team
-//   product warps  all heads' weights times the slice, [heads, slice] in registers
+//   score warps    convert rows that are stored in bytes to f16, and compute scores of the slice, a warp a
+//                  head (where heads are few, several tiles at once); of the block's own heads also the
+//                  online softmax, whose weights go to all blocks of the team
+//   product warps  multiply all heads' weights by the slice, [heads, slice] in registers
 // So a byte of the cache is read once, and neither kind of warp waits for the other while stages are full:
 // scores run ahead. Where scores are of whole rows (modes v, x, e), blocks first send partial scores to the
 // heads' owners, a tile ahead of the softmax.

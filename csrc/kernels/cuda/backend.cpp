@@ -79,7 +79,7 @@ void CudaBackend::reserve_workspace(size_t bytes) {
     if (bytes <= workspace_.bytes) return;
     require_no_recording("needs more workspace");
     fusion_.start();
-    forget_graphs();  // they know its address
+    forget_graphs();  // they hold its address
     workspace_ = {};
     workspace_ = alloc(MemoryKind::scratch, bytes, "the kernels' workspace");
 }

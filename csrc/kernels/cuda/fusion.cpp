@@ -53,8 +53,8 @@ void Fusion::start() {
     if (const auto* const rows = std::get_if<Rows>(&pending)) step_rows(device_, *rows);
 }
 
-/// Perhaps of what is being normed: blocks that norm it for themselves read it as it was, so no product may
-/// be written there.
+/// Products may compute a pending norm themselves. Their blocks then read the norm's input at any time, so no
+/// product may be written there.
 void Fusion::linear(Tensor x, std::span<const Product> products, std::byte* workspace) {
     const auto* const pending = std::get_if<Normed>(&pending_);
     const auto beside = [&](const Product& p) { return !overlap(p.out, pending->x); };
@@ -68,7 +68,7 @@ void Fusion::linear(Tensor x, std::span<const Product> products, std::byte* work
     pending_ = Products{x, {products.begin(), products.end()}, workspace, std::move(normed), {}};
 }
 
-/// A gate and what it gates may be two products of one kernel.
+/// A gate and its up-projection may be two products of one kernel.
 void Fusion::gate(Activation kind, Tensor gate, Tensor up) {
     if (const auto* const products = std::get_if<Products>(&pending_)) {
         const auto& all = products->all;
@@ -91,7 +91,7 @@ void Fusion::gate(Activation kind, Tensor gate, Tensor up) {
     cuda::gate(device_, kind, gate, up);
 }
 
-/// Perhaps adds what a product has just computed.
+/// A residual add may follow its product in the same kernel.
 void Fusion::add(Tensor x, Tensor y) {
     auto* const products = std::get_if<Products>(&pending_);
     const bool row_by_row = x.rows == y.rows;  // else y is one row for all
@@ -106,7 +106,7 @@ void Fusion::add(Tensor x, Tensor y) {
     pending_ = Sum{x, y};
 }
 
-/// A sum that is normed at once, or a norm that the products after it compute.
+/// A pending sum is normed by the kernel that adds it; else the norm waits for products that may compute it.
 void Fusion::norm(Tensor x, const Norm& norm) {
     if (const auto* const products = std::get_if<Products>(&pending_); products && products->sum) {
         const auto own = *products;

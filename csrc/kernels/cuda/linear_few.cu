@@ -9,8 +9,8 @@
 // multiply the f32 sums of their groups. In the end the chains are added in order.
 //
 // The order of a sum depends on k and the weight's type alone, so a token's result does not depend on other
-// tokens or products. Of a gate and what it gates a block takes half as many rows of each, and multiplies
-// their results. A norm of x is computed by each block for itself.
+// tokens or products. For a gate and its up-projection a block takes half as many rows of each, and
+// multiplies their results. A norm of x is computed by each block for itself.
 #include <algorithm>
 
 #include "kernels/cuda/activations.cuh"

@@ -67,7 +67,7 @@ struct RowCopies {
 };
 
 /// The rows of the weight that a block takes at a time; with a gate half of them are of part 0, the gate, and
-/// half of part 1, what it gates.
+/// half of part 1, the up-projection.
 template <class W, int kRows, bool kGated>
 struct BlockRows {
     static constexpr int kEach = kGated ? kRows / 2 : kRows;

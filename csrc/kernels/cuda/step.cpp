@@ -10,7 +10,7 @@ namespace slimrt::cuda {
 bool CudaBackend::grow(Buffer& buffer, size_t bytes, const char* what) {
     if (bytes <= buffer.bytes) return false;
     require_no_recording("needs more memory");
-    forget_graphs();  // they know its address
+    forget_graphs();  // they hold its address
     buffer = {};
     buffer = small_.alloc(MemoryKind::scratch, 2 * bytes, what);
     return true;
