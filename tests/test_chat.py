@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import time
 
 import jinja2
 import pytest
@@ -14,6 +15,7 @@ from conftest import third_party
 from slimrt.errors import ChatError, UnsupportedError
 from slimrt.tokenizer.chat import render_chat, render_chat_text
 from slimrt.tokenizer.tokenizer import Tokenizer
+from slimrt.tokenizer.tool_format import tool_format
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -218,6 +220,20 @@ class TestIds:
         assert ids.count(tok.bos_id) == wanted and (ids[0] == tok.bos_id) == bool(wanted)
         assert tok.eos_id not in ids
 
+    def test_a_message_of_control_tokens_is_encoded_as_short_as_it_is(self, monkeypatch):
+        """Not as marks, which are longer: a megabyte took 9 s."""
+        tok, lengths, encoded = tokenizer("{{ '<bos>' ~ messages[0].content | upper | lower }}"), [], Tokenizer._encoded
+        monkeypatch.setattr(Tokenizer, "_encoded", lambda *a: lengths.append(len(a[1])) or encoded(*a))
+        for content in ("<|im_end|>" * 200 + "a\ue000<eos>\ue001", "<eos>" + "".join(map(chr, range(0xE000, 0xF900)))):
+            ids = render_chat(tok, [{"role": "user", "content": content}])
+            lengths.clear()
+            assert ids == [tok.bos_id, *tok.encode(content, parse_special=False)]
+            assert tok.decode(ids[1:]) == content
+        content = "<|im_end|>" * 200
+        lengths.clear()
+        render_chat(tok, [{"role": "user", "content": content}])
+        assert max(lengths) == len(content)
+
 
 class TestErrors:
     def test_no_template_says_what_to_do(self):
@@ -255,6 +271,34 @@ class TestErrors:
         with pytest.raises(ValueError, match="chat template"):
             text(template, messages)
         assert messages == MESSAGES
+
+    @pytest.mark.parametrize(
+        "loop",
+        [
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}",
+            "{% macro f() %}{% for i in range(9) %}{{ caller() }}{% endfor %}{% endmacro %}{% macro g(n) %}{% if n %}"
+            "{% call f() %}{{ g(n - 1) }}{% endcall %}{% endif %}{% endmacro %}{{ g(60) }}",
+        ],
+    )
+    def test_a_template_that_loops_for_ever(self, monkeypatch, loop):
+        """For the conversation, for one with tools, and where it is looked at how it shows a content."""
+        monkeypatch.setattr("slimrt.tokenizer.template.SECONDS", 0.05)
+        tok = tokenizer(loop + "{{ messages[0].content }}{{ messages[1].nothing.at_all }}")
+        began = time.thread_time()
+        for ask in (lambda: render_chat(tok, MESSAGES), lambda: tool_format(tok)):
+            with pytest.raises(ChatError, match="takes more than 0.05 s for this conversation: it loops for ever"):
+                ask()
+        assert time.thread_time() - began < 2.0
+
+    def test_loops_are_as_jinja_has_them(self):
+        loop = (
+            "{% for m in messages if m.role == 'user' %}{{ loop.index }}/{{ loop.length }}{{ loop.last }};{% endfor %}"
+        )
+        assert text(loop) == "1/2False;2/2True;"
+        assert text("{% for i in [1, [2, 3]] recursive %}{{ loop(i) if i is iterable else i }}{% endfor %}") == "123"
+        assert text("{% for i in [] %}{{ i }}{% else %}none{% endfor %}") == "none"
 
     @pytest.mark.parametrize("messages", [["hi"], [{"content": "hi"}], [None]])
     def test_what_a_message_is(self, messages):

@@ -7,22 +7,16 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from slimrt.errors import ChatError, UnsupportedError
 from slimrt.plumbing.arguments import unknown
 from slimrt.plumbing.files import decode_text
 from slimrt.tokenizer.chat_templates import ENDS, TEMPLATES
 from slimrt.tokenizer.messages import Message, checked_messages
+from slimrt.tokenizer.template import TemplateTimeError, compiled
 
 if TYPE_CHECKING:
     from slimrt.tokenizer.tokenizer import Tokenizer
@@ -30,6 +24,8 @@ if TYPE_CHECKING:
 Template = str | os.PathLike[str]
 
 _PROBE = "730519826404"  # a text that no template writes by itself, the same in upper and lower case
+
+_PRIVATE_USE = range(0xE000, 0xF900)  # characters that no vocabulary has, and no white space
 
 # Where a template looks for a text in what it is given, as in content.split('</think>') or '</think>' in content.
 _LOOKS_FOR = re.compile(
@@ -60,11 +56,15 @@ def render_chat(
     Raises:
         UnsupportedError: the model has no chat template, and none was given or there is none of that name.
         ChatError: messages that are none, or in an impossible order; a variable that cannot be; or the template refused
-            them, leaves the system message out, or is itself wrong: the message is then the template's.
+            them, leaves the system message out, takes too long, or is itself wrong: the message is then the template's.
         OSError: the file of a chat template cannot be read.
     """
     marks, text = _render(tokenizer, messages, add_generation_prompt, chat_template, variables or {})
-    ids = tokenizer.encode_plain(text, marks.plain) if marks.texts else tokenizer.encode(text, add_special_tokens=False)
+    ids = (
+        tokenizer.encode_plain(*marks.as_letters(text))
+        if marks.texts
+        else tokenizer.encode(text, add_special_tokens=False)
+    )
     return tokenizer.with_bos(ids)
 
 
@@ -135,7 +135,7 @@ def _render(
     tokens = {f"{name}_token": tokenizer.vocabulary.tokens[id] for name, id in tokenizer.vocabulary.special_ids.items()}
     _check_variables(variables, {"messages", "add_generation_prompt", *tokens})
     template = find_template(tokenizer, chat_template, tools=bool(variables.get("tools")))
-    compiled = _compiled(template)
+    writer = compiled(template)
     made = checked_messages(messages, template, answer=add_generation_prompt)
     marks = _Marks(tokenizer.spelled_out)
     sought = frozenset(control for control in marks.controls if control in _sought(template))
@@ -145,7 +145,9 @@ def _render(
     def written(messages: list[dict[str, Any]]) -> str:
         inner = [_in_parts(message) for message in messages] if _reads_parts(template) else messages
         try:
-            return compiled.render(messages=inner, add_generation_prompt=add_generation_prompt, **tokens, **given)
+            return writer.render(messages=inner, add_generation_prompt=add_generation_prompt, **tokens, **given)
+        except TemplateTimeError:
+            raise
         except Exception as error:  # a template is foreign code: whatever it raises is a fault of it or of the messages
             if any(message["content"] is None for message in messages):  # for which it asks, and then looks into it
                 return written([message | {"content": message["content"] or ""} for message in messages])
@@ -190,12 +192,12 @@ class _Marks:
 
     Attributes:
         controls: the texts of the control tokens.
-        texts: what the marks made so far stand for.
+        texts: what the marks made so far stand for, to the number in the mark.
     """
 
     def __init__(self, controls: Iterable[str]):
         self.controls = sorted(controls, key=len, reverse=True)
-        self.texts: list[str] = []
+        self.texts: dict[str, int] = {}
         self._secret = secrets.token_hex(8)
 
     def put(self, value: Any, leave: frozenset[str] = frozenset()) -> Any:
@@ -211,11 +213,24 @@ class _Marks:
 
     def plain(self, text: str) -> str:
         """A text with what the marks stand for."""
-        return re.sub(rf"{self._secret}m(\d+)m", lambda mark: self.texts[int(mark[1])], text)
+        return self._replaced(text, list(self.texts))
+
+    def as_letters(self, text: str) -> tuple[str, Callable[[str], str]]:
+        """A text with one letter, which it lacks, for each mark, and what makes of a part of it the plain text: a mark
+        is longer than most control tokens, and to encode a megabyte of these as marks took seconds."""
+        used = set(text)
+        free = (letter for letter in map(chr, _PRIVATE_USE) if letter not in used)
+        letters = dict(zip(self.texts, free, strict=False))
+        if len(letters) < len(self.texts):  # a text with all of these letters
+            return text, self.plain
+        table = str.maketrans({letter: control for control, letter in letters.items()})
+        return self._replaced(text, list(letters.values())), lambda part: part.translate(table)
+
+    def _replaced(self, text: str, by: Sequence[str]) -> str:
+        return re.sub(rf"{self._secret}m(\d+)m", lambda mark: by[int(mark[1])], text)
 
     def _mark(self, control: re.Match[str]) -> str:
-        self.texts.append(control[0])
-        return f"{self._secret}m{len(self.texts) - 1}m"
+        return f"{self._secret}m{self.texts.setdefault(control[0], len(self.texts))}m"
 
 
 def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +246,9 @@ def _reads_parts(template: str) -> bool:
 
     def shows(message: dict[str, Any]) -> bool:
         try:
-            text = _compiled(template).render(messages=[message], bos_token="", eos_token="")
+            text = compiled(template).render(messages=[message], bos_token="", eos_token="")
+        except TemplateTimeError:
+            raise
         except Exception:  # it wants more than this: then it says so at the conversation itself
             return False
         return _PROBE in text
@@ -257,46 +274,3 @@ def _check_variables(variables: Mapping[str, Any], taken: Iterable[str]) -> None
             json.dumps(value)
         except (TypeError, ValueError) as error:
             raise ChatError(f"chat_template_kwargs: '{name}' must be what JSON can hold: {error}") from None
-
-
-@lru_cache(maxsize=16)
-def _compiled(template: str) -> jinja2.Template:
-    """Raises ChatError for what is not jinja2."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    try:
-        return environment.from_string(template)
-    except jinja2.TemplateError as error:
-        raise ChatError(f"chat template: {error}") from error
-
-
-class _GenerationTag(Extension):
-    """{% generation %}: marks the assistant's text for training; for inference it is its content, in its own scope."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """json.dumps; jinja2's own filter escapes HTML, which no model was trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format: str) -> str:
-    return datetime.now().strftime(format)

@@ -18,6 +18,7 @@ from typing import Any
 
 from slimrt.errors import ChatError
 from slimrt.tokenizer.chat import Template, find_template, render_chat_text
+from slimrt.tokenizer.template import TemplateTimeError
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 ID = "\ufdd0"  # no character: stands for the id of a call
@@ -242,6 +243,8 @@ def _rendered(tokenizer: Tokenizer, template: str, answer: Mapping[str, Any] | N
         return render_chat_text(
             tokenizer, messages, answer is None, chat_template=template, variables={"tools": _TOOLS}
         )
+    except TemplateTimeError:
+        raise
     except ChatError:
         return None
 

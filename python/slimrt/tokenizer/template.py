@@ -1,0 +1,110 @@
+"""Chat templates compiled: jinja2 with what transformers adds to it, in a sandbox, and for a bounded time."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from slimrt.errors import ChatError
+
+SECONDS = 3.0
+"""Of the processor that a text may take; that of a conversation of thousands of messages takes a tenth of one."""
+
+
+class TemplateTimeError(ChatError):
+    """A template takes too long: it is not to be asked again."""
+
+
+class CompiledTemplate:
+    """A chat template. ChatError: it is not jinja2."""
+
+    def __init__(self, template: str):
+        self._clock = threading.local()  # several threads may write by one template
+        environment = _Environment(self._tick)
+        try:
+            tree = environment.parse(template)
+            _bound(tree)
+            self._template = environment.from_string(tree)
+        except jinja2.TemplateError as error:
+            raise ChatError(f"chat template: {error}") from error
+
+    def render(self, **given: Any) -> str:
+        """The text for these variables. TemplateTimeError, and whatever else a template raises, which is foreign
+        code."""
+        self._clock.end = time.thread_time() + SECONDS
+        return self._template.render(**given)
+
+    def _tick(self) -> bool:
+        if time.thread_time() > self._clock.end:
+            raise TemplateTimeError(
+                f"chat template: it takes more than {SECONDS:g} s for this conversation: it loops for ever, or for "
+                "very long"
+            )
+        return True
+
+
+@lru_cache(maxsize=16)
+def compiled(template: str) -> CompiledTemplate:
+    """A chat template, compiled at the first call. ChatError: it is not jinja2."""
+    return CompiledTemplate(template)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """What templates find. tick: called by each turn of a loop and each call of a macro."""
+
+    def __init__(self, tick: Callable[[], bool]):
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+        self.filters["tojson"] = _to_json
+        self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        self.tick = tick
+
+
+def _bound(tree: nodes.Template) -> None:
+    """Have each turn of a loop and each call of a macro look at the time: nothing else goes on without an end."""
+    for node in list(tree.find_all(nodes.Stmt)):
+        if not isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock)):
+            continue
+        tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)  # no name that a template can take
+        node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
+        if isinstance(node, nodes.For) and node.test is not None:
+            node.test = nodes.And(tick, node.test, lineno=node.lineno)
+
+
+class _GenerationTag(Extension):
+    """{% generation %}: marks the assistant's text for training; for inference it is its content, in its own scope."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """json.dumps; jinja2's own filter escapes HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
