@@ -22,12 +22,16 @@ from slimrt.openai.answer import AnswerParser, joined, matched
 from slimrt.openai.tools import ChatRequest, constrain
 from slimrt.tokenizer.chat import render_chat_text
 from slimrt.tokenizer.tokenizer import Tokenizer
-from slimrt.tokenizer.tool_format import ID, Thoughts, ToolFormat, history, thoughts_of, tool_format
+from slimrt.tokenizer.tool_format import ID, INDEX, Thoughts, ToolFormat, history, thoughts_of, tool_format
 
 pytestmark = pytest.mark.unsanitized  # Python, and another library's Rust
 MODEL = TESTS.parent / "models" / "tale-chat.gguf"
 THINK = Thoughts("<think>", "</think>")
 HERMES = ('<tool_call>\n{"name": "', '", "arguments": ')
+KIMI = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.", f":{INDEX}<|tool_call_argument_begin|>",
+    "<|tool_call_end|><|tool_call_begin|>functions.", "<|tool_call_end|><|tool_calls_section_end|>",
+)  # fmt: skip
 FORMATS = {
     "HERMES": ToolFormat(*HERMES, '}\n</tool_call>\n<tool_call>\n{"name": "', "}\n</tool_call>", "template"),
     "THINKING": ToolFormat(*HERMES, '}\n</tool_call><tool_call>\n{"name": "', "}\n</tool_call>", "template"),
@@ -58,6 +62,9 @@ FORMATS = {
     ),
     "FIRST_ALONE": ToolFormat('{"name": "', '", "parameters": ', None, "}", "template", shown=1),
     "CODED": ToolFormat(*HERMES, '}\n</tool_call>\n<tool_call>\n{"name": "', "}\n</tool_call>", "table", shown=0),
+    "KIMI": ToolFormat(*KIMI, "template"),
+    "KIMI_THINKING": ToolFormat(*KIMI, "template", counts_on=True),
+    "KIMI_FIRST": ToolFormat(*KIMI, "table", shown=0),
     "XML": ToolFormat(*HERMES, '}\n</tool_call>\n<tool_call>\n{"name": "', "}\n</tool_call>", "prompt"),
     "PLAIN": ToolFormat(*HERMES, '}\n</tool_call>\n<tool_call>\n{"name": "', "}\n</tool_call>", "prompt"),
 }  # fmt: skip
@@ -94,7 +101,7 @@ def test_formats_are_read_off_templates(tokenizer, name):
     template = getattr(tool_templates, name)
     assert tool_format(tokenizer, template) == FORMATS[name]
     assert tool_format(tokenizer, template) is tool_format(tokenizer, template)
-    assert thoughts_of(template) == (THINK if name in ("THINKING", *OPENING) else None)
+    assert thoughts_of(template) == (THINK if name in ("THINKING", "KIMI_THINKING", *OPENING) else None)
 
 
 def test_a_trigger_is_the_first_tag_or_the_whole_head():
@@ -130,7 +137,8 @@ def written(format: ToolFormat, calls) -> str:
     """Calls as a model writes them; an id is nine letters."""
     texts = [f"{name}{format.middle}{arguments}" for name, arguments in calls]
     text = format.head + (format.between or "").join(texts) + format.tail
-    return text.replace(ID, "a1b2c3d4e")
+    numbers = itertools.count(9)
+    return re.sub(INDEX, lambda _: str(next(numbers)), text.replace(ID, "a1b2c3d4e"))
 
 
 def test_a_thousand_streamed_calls():
@@ -239,6 +247,9 @@ def test_patterns():
     assert [matched(f"a{ID}b", text) for text in ("", "a", "a12345678", "a123456789b-", "a1234-", "b")] == [
         -1, -1, -1, 11, -2, -2,
     ]  # fmt: skip
+    assert [matched(f"a{INDEX}b", text) for text in ("a", "a1", "a12345", "a12bc", "ab", "a12345b", "a1c")] == [
+        -1, -1, -2, 4, -2, -2, -2,
+    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------- what went before
@@ -281,6 +292,18 @@ def test_ids_of_calls_are_as_short_as_templates_want_them(tokenizer):
     assert re.fullmatch("[a-zA-Z0-9]{9}", ids[0])
     shown = render_chat_text(tokenizer, [MESSAGES[0], answer, *results], chat_template=tool_templates.NUMBERED)
     assert f"[TOOL_CALLS]add[CALL_ID]{ids[0]}[ARGS]" in shown and f"[TOOL_RESULTS]{ids[0]}[TOOL_CONTENT]" in shown
+
+
+@pytest.mark.parametrize(("name", "number"), [("KIMI", 0), ("KIMI_THINKING", 2)])
+def test_calls_are_numbered_as_the_model_does(tokenizer, name, number):
+    """Kimi-K2's ids are of names and numbers, which what the calls gave names again."""
+    template, again = getattr(tool_templates, name), turns("c")[1:]
+    shown = render_chat_text(tokenizer, history([*turns("b", "a"), *again], FORMATS[name]), chat_template=template)
+    ids = re.findall(r"_begin\|>(functions\.\w+:\d+)<", shown)
+    assert ids == ["functions.add:0", "functions.add:1", f"functions.add:{number}"]
+    assert re.findall("## Return of (.*)\nof (.)", shown) == [*zip(ids, "bac", strict=True)]
+    unknown = history([*turns("b"), {"role": "tool", "tool_call_id": "z", "content": ""}], FORMATS[name])[-1]
+    assert unknown["tool_call_id"] == "z"
 
 
 def test_calls_that_the_template_drops_are_content(tokenizer, chat):
@@ -425,7 +448,7 @@ def test_a_model_that_must_call_calls(chat, name):
     pytest.importorskip("llguidance")
 
     def answer(seed, **more):
-        options = {"chat_template": getattr(tool_templates, name), "tools": TOOLS, "max_tokens": 300, "seed": seed}
+        options = {"chat_template": getattr(tool_templates, name), "tools": TOOLS, "max_tokens": 400, "seed": seed}
         options |= {"logits_processor": said(chat, "hm</think>\n")} if name in OPENING else {}
         (choice,) = chat.create_chat_completion(MESSAGES, temperature=1.0, **options, **more)["choices"]
         assert choice["message"]["content"] is None

@@ -97,3 +97,36 @@ UNSHOWN = (  # as Granite 3's: knows tools, and drops calls
     "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 FIRST_ALONE = SPACED.replace("in m.tool_calls %}", "in m.tool_calls[:1] %}")  # as gpt-oss'
+KIMI = (  # as Kimi-K2's: the template makes the ids of calls, of their names and numbers
+    "{% if tools %}<|im_system|>{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_{{ m.role }}|>"
+    "{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{% endif %}{{ m.content or '' }}{% if m.tool_calls %}"
+    "<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>"
+    "{{ 'functions.' + c.function.name + ':' + loop.index0 | string }}<|tool_call_argument_begin|>"
+    "{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>{% endif %}<|im_end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|im_assistant|>{% endif %}"
+)
+KIMI_THINKING = (  # as Kimi-K2-Thinking's: it shows the ids that it is given, in which the names are
+    KIMI.replace("{{ 'functions.' + c.function.name + ':' + loop.index0 | string }}", "{{ c.id }}")
+    .replace("<|tool_calls_section_begin|>", "<think>{{ m.reasoning_content }}</think><|tool_calls_section_begin|>")
+)  # fmt: skip
+KIMI_FIRST = (  # as Kimi-K2's first: knows tools, and drops calls
+    "{% if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}"
+    "{% for m in messages %}<|im_{{ m.role }}|>{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_assistant|>{% endif %}"
+)
+HARMONY = (  # as gpt-oss': channels
+    "<|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>"
+    "{% set first = messages[0].content if messages[0].role == 'system' %}{% if first or tools %}<|start|>developer"
+    "<|message|>{{ first or '' }}{% for t in tools or [] %}type {{ t.function.name }} = {{ t.function | tojson }}"
+    "{% endfor %}<|end|>{% endif %}{% set last = namespace(name=none) %}{% for message in messages %}"
+    "{% if message.role == 'user' %}<|start|>user<|message|>{{ message.content }}<|end|>"
+    "{% elif message.role == 'tool' %}<|start|>functions.{{ last.name }} to=assistant<|channel|>commentary<|message|>"
+    "{{ message.content | tojson }}<|end|>{% elif message.tool_calls %}"
+    "{% if message.content and message.thinking %}{{ raise_exception('both') }}{% endif %}"
+    "{% if message.content or message.thinking %}<|start|>assistant<|channel|>analysis<|message|>"
+    "{{ message.content or message.thinking }}<|end|>{% endif %}{% set f = message.tool_calls[0].function %}"
+    "<|start|>assistant to=functions.{{ f.name }}<|channel|>commentary json<|message|>{{ f.arguments | tojson }}"
+    "<|call|>{% set last.name = f.name %}{% elif message.role == 'assistant' %}<|start|>assistant<|channel|>final"
+    "<|message|>{{ message.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)

@@ -9,13 +9,26 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from slimrt.tokenizer.tool_format import ID, ID_LENGTH, Thoughts, ToolFormat
+from slimrt.tokenizer.tool_format import ID, ID_LENGTH, INDEX, INDEX_LENGTH, Thoughts, ToolFormat
 
 Delta = dict[str, Any]
 _ID_LETTERS = string.ascii_letters + string.digits
 _MORE, _NOT = -1, -2
+
+
+class Parser(Protocol):
+    """Tells the parts of one answer. calls: how many of tools there were so far."""
+
+    calls: int
+
+    def feed(self, text: str) -> list[Delta]:
+        """What a further piece tells: {"content": text}, {"reasoning_content": text}, {"tool_calls": [...]}, as the
+        chunks of OpenAI have them."""
+
+    def flush(self) -> list[Delta]:
+        """What is left, now that no more text comes."""
 
 
 class AnswerParser:
@@ -49,8 +62,7 @@ class AnswerParser:
         self._state = self._in_thoughts if opened else self._at_start if thoughts else self._in_content
 
     def feed(self, text: str) -> list[Delta]:
-        """What a further piece tells: {"content": text}, {"reasoning_content": text}, {"tool_calls": [...]}, as the
-        chunks of OpenAI have them."""
+        """What a further piece tells."""
         self._held += text
         while self._held and self._state():
             pass
@@ -115,10 +127,7 @@ class AnswerParser:
         name, size = found
         self._held, self._begun, self._space, self._state = self._held[size:], "", "", self._in_arguments
         self._depth, self._quoted, self._escaped = 0, False, False
-        head = {"id": f"call_{''.join(secrets.choice(_ID_LETTERS) for _ in range(24))}", "type": "function"}
-        self._deltas.append(
-            {"tool_calls": [{"index": self.calls, **head, "function": {"name": name, "arguments": ""}}]}
-        )
+        self._deltas.append(call_begun(self.calls, name))
         self.calls, self._calling = self.calls + 1, True
         return True
 
@@ -202,9 +211,15 @@ class AnswerParser:
             self._deltas.append({part: text})
 
 
+def call_begun(index: int, name: str) -> Delta:
+    """The first delta of a call, which has an id of its own."""
+    head = {"id": f"call_{''.join(secrets.choice(_ID_LETTERS) for _ in range(24))}", "type": "function"}
+    return {"tool_calls": [{"index": index, **head, "function": {"name": name, "arguments": ""}}]}
+
+
 def matched(pattern: str, text: str) -> int:
-    """How many characters of the beginning of a text are a pattern, in which ID stands for any id; _MORE: all of it may
-    be the beginning of one; _NOT: it is none."""
+    """How many characters of the beginning of a text are a pattern, in which ID stands for any id and INDEX for any
+    number; _MORE: all of it may be the beginning of one; _NOT: it is none."""
     at = 0
     for letter in pattern:
         if letter == ID:
@@ -216,6 +231,13 @@ def matched(pattern: str, text: str) -> int:
             at += ID_LENGTH
         elif at >= len(text):
             return _MORE
+        elif letter == INDEX:
+            digits = len(text[at:]) - len(text[at:].lstrip(string.digits))
+            if not 0 < digits <= INDEX_LENGTH:
+                return _NOT
+            at += digits
+            if at == len(text):
+                return _MORE
         elif text[at] != letter:
             return _NOT
         else:

@@ -23,6 +23,8 @@ from slimrt.tokenizer.tokenizer import Tokenizer
 from slimrt.tokenizer.tool_format import (
     ID,
     ID_PATTERN,
+    INDEX,
+    INDEX_LENGTH,
     Thoughts,
     ToolFormat,
     history,
@@ -33,6 +35,7 @@ from slimrt.tokenizer.tool_format import (
 )
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_PATTERNS = {ID: f"/{ID_PATTERN}/", INDEX: f"/[0-9]{{1,{INDEX_LENGTH}}}/"}
 _SPACE = r"/[ \n]{0,4}/"  # between thoughts and what follows them
 
 
@@ -287,12 +290,12 @@ def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _literal(tokenizer: Tokenizer, text: str) -> str:
-    """A text in a Lark grammar: control tokens by their ids, ids of calls as a pattern."""
+    """A text in a Lark grammar: control tokens by their ids, ids and numbers of calls as patterns."""
     made = []
     for part in split_controls(tokenizer, text):
         if part in tokenizer.special_tokens:
             made.append(f"<[{tokenizer.special_tokens[part]}]>")
         else:
-            pieces = [quoted(piece) if piece else "" for piece in part.split(ID)]
-            made.append(f" /{ID_PATTERN}/ ".join(pieces))
+            pieces = [_PATTERNS.get(piece) or quoted(piece) for piece in re.split(f"([{ID}{INDEX}])", part) if piece]
+            made.append(" ".join(pieces))
     return " ".join(made)

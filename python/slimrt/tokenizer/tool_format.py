@@ -24,6 +24,8 @@ from slimrt.tokenizer.tokenizer import Tokenizer
 ID = "\ufdd0"  # no character: stands for the id of a call
 ID_PATTERN = "[a-zA-Z0-9]{9}"  # what templates that show ids (Mistral's) make of them
 ID_LENGTH = 9
+INDEX = "\ufdd1"  # nor this one: stands for the number of a call, by which Kimi-K2's ids tell them
+INDEX_LENGTH = 4  # at most
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class ToolFormat:
         origin: "template": read off it; "table": of a known family; "prompt": put into the system message.
         as_text: the template wants arguments as JSON text, else as objects.
         shown: how many of two calls in an earlier turn the template shows; 0: calls are put into the content.
+        counts_on: calls that have numbers are numbered through the conversation, not through a turn.
     """
 
     head: str
@@ -44,6 +47,12 @@ class ToolFormat:
     origin: str
     as_text: bool = False
     shown: int = 2
+    counts_on: bool = False
+
+    def numbered_id(self, name: str, number: int) -> str:
+        """The id of a call in a format that numbers them: what its tags enclose."""
+        before, after = re.search(r"[^<>]*$", self.head), re.match(r"[^<>]*", self.middle)
+        return f"{before[0] if before else ''}{name}{after[0] if after else ''}".replace(INDEX, str(number))
 
     @property
     def trigger(self) -> str:
@@ -90,6 +99,16 @@ _TABLE: Sequence[tuple[Sequence[str], ToolFormat]] = (  # what the template has,
         ToolFormat('[TOOL_CALLS][{"name": "', '", "arguments": ', _MISTRAL_NEXT, f', "id": "{ID}"}}]', "table"),
     ),
     (
+        ("tool_declare",),  # Kimi-K2's first
+        ToolFormat(
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+            f":{INDEX}<|tool_call_argument_begin|>",
+            "<|tool_call_end|><|tool_call_begin|>functions.",
+            "<|tool_call_end|><|tool_calls_section_end|>",
+            "table",
+        ),
+    ),
+    (
         ("<|tool_call|>",),
         ToolFormat('<|tool_call|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]<|/tool_call|>", "table"),
     ),
@@ -98,6 +117,7 @@ _TABLE: Sequence[tuple[Sequence[str], ToolFormat]] = (  # what the template has,
 _NAMES = ("slimrt_first", "slimrt_second")
 _ARGUMENTS = ({"slimrt_key": "first value"}, {"slimrt_key": "second value"})
 _IDS = ("firstid01", "secondid2")
+_NAMED_IDS = ("functions.slimrt_first:7", "functions.slimrt_second:8")  # to templates that show no other name
 _CONTENT = "\u00a7slimrt content"
 _TOOLS = [
     {
@@ -131,9 +151,10 @@ def tool_format(tokenizer: Tokenizer, chat_template: Template | None = None) -> 
 def _found(tokenizer: Tokenizer, template: str) -> ToolFormat:
     if not _shows_tools(tokenizer, template):
         return _HERMES
-    for as_text in (False, True):
-        if found := _read(tokenizer, template, as_text):
-            return found
+    for ids in (_IDS, _NAMED_IDS):
+        for as_text in (False, True):
+            if found := _read(tokenizer, template, as_text, ids):
+                return found
     known = next((one for words, one in _TABLE if all(word in template for word in words)), None)
     return (
         _HERMES
@@ -152,15 +173,15 @@ def _shows_tools(tokenizer: Tokenizer, template: str) -> bool:
     return text is not None and all(name in text for name in _NAMES)
 
 
-def _read(tokenizer: Tokenizer, template: str, as_text: bool) -> ToolFormat | None:
-    """The format as the template shows it; None: it does not."""
+def _read(tokenizer: Tokenizer, template: str, as_text: bool, ids: Sequence[str]) -> ToolFormat | None:
+    """The format as the template shows it, to which calls have these ids; None: it does not."""
     plain = _rendered(tokenizer, template, {"content": _CONTENT})
-    one, other = (_rendered(tokenizer, template, _calls([i], as_text)) for i in (0, 1))
+    one, other = (_rendered(tokenizer, template, _calls([i], as_text, ids)) for i in (0, 1))
     if plain is None or one is None or other is None or _CONTENT not in plain:
         return None
     header = _header(_rendered(tokenizer, template, None), plain, one)
-    found = _split(one[header:], 0)
-    if found is None or found != _split(other[header:], 1):
+    found = _split(_without_id(one[header:], ids[0]), 0)
+    if found is None or found != _split(_without_id(other[header:], ids[1]), 1):
         return None
     head, middle, tail = found
     thoughts = thoughts_of(template)  # none, as some write: they are no part of the call
@@ -168,8 +189,17 @@ def _read(tokenizer: Tokenizer, template: str, as_text: bool) -> ToolFormat | No
     if not head.strip():
         return None
     tail = _end(tokenizer, tail, plain.partition(_CONTENT)[2])
-    two = _rendered(tokenizer, template, _calls([0, 1], as_text))
-    return ToolFormat(head.lstrip(), middle, _between(two, middle, found[2]), tail, "template", as_text, _shown(two))
+    two = _rendered(tokenizer, template, _calls([0, 1], as_text, ids))
+    both = _without_id(_without_id(two or "", ids[0]), ids[1])
+    between, middle = _between(both, middle, found[2])
+    counts_on = ids is _NAMED_IDS and INDEX in middle
+    return ToolFormat(head.lstrip(), middle, between, tail, "template", as_text, _shown(two), counts_on)
+
+
+def _without_id(text: str, id: str) -> str:
+    """A text with what stands for an id, or for its number, in the place of that."""
+    _, named, number = id.rpartition(":")
+    return text.replace(f":{number}", f":{INDEX}") if named else text.replace(id, ID)
 
 
 def _header(opening: str | None, plain: str, call: str) -> int:
@@ -191,20 +221,21 @@ def _split(turn: str, index: int) -> tuple[str, str, str] | None:
     middle, found, tail = rest.partition(written)
     if not found:
         return None
-    return head.replace(_IDS[index], ID), middle.replace(_IDS[index], ID), tail.replace(_IDS[index], ID)
+    return head, middle, tail
 
 
-def _between(two: str | None, middle: str, tail: str) -> str | None:
-    """What stands between two calls, if the template has several in a turn and writes them alike."""
-    two = "" if two is None else two.replace(_IDS[0], ID).replace(_IDS[1], ID)
+def _between(two: str, middle: str, tail: str) -> tuple[str | None, str]:
+    """What stands between two calls, if the template has several in a turn and writes them alike, and what then stands
+    before the arguments of each, where they may be numbered."""
     written = next((form for form in _forms(0) if form in two), None)
     if written is None:
-        return None
+        return None, middle
     between, name, rest = two.partition(written)[2].partition(_NAMES[1])
-    second = next((form for form in _forms(1) if rest.startswith(middle + form)), None)
-    if not name or second is None or rest[len(middle + second) :] != tail:
-        return None
-    return between
+    for one in (middle, re.sub(r"(?<!\d)0(?!\d)", INDEX, middle, count=1)):
+        second = one.replace(INDEX, "1") if INDEX not in middle else one
+        if name and any(rest == second + form + tail for form in _forms(1)):
+            return between, one
+    return None, middle
 
 
 def _end(tokenizer: Tokenizer, tail: str, after: str) -> str:
@@ -218,13 +249,13 @@ def _forms(index: int) -> list[str]:
     return [json.dumps(_ARGUMENTS[index]), json.dumps(_ARGUMENTS[index], separators=(",", ":"))]
 
 
-def _calls(which: Sequence[int], as_text: bool) -> dict[str, Any]:
+def _calls(which: Sequence[int], as_text: bool, ids: Sequence[str] = _IDS) -> dict[str, Any]:
     """A message that calls the probes."""
     return {
         "content": None,
         "tool_calls": [
             {
-                "id": _IDS[i],
+                "id": ids[i],
                 "type": "function",
                 "function": {"name": _NAMES[i], "arguments": json.dumps(_ARGUMENTS[i]) if as_text else _ARGUMENTS[i]},
             }
@@ -277,8 +308,9 @@ def history(messages: Sequence[Mapping[str, Any]], format: ToolFormat) -> list[d
             says where.
     """
     if format.origin != "prompt":
-        return [_with_calls(f"messages[{i}]", message, format) for i, message in enumerate(messages)]
-    made, results = list[dict[str, Any]](), False
+        made = [_with_calls(f"messages[{i}]", message, format) for i, message in enumerate(messages)]
+        return _numbered(made, format) if INDEX in format.middle else made
+    made, results = [], False
     for i, message in enumerate(messages):
         is_result = isinstance(message, Mapping) and message.get("role") == "tool"
         if is_result:
@@ -314,6 +346,23 @@ def _with_calls(where: str, message: Any, format: ToolFormat) -> Any:
     return {**message, "tool_calls": made}
 
 
+def _numbered(messages: Sequence[Any], format: ToolFormat) -> list[Any]:
+    """Messages in which ids of calls, and of what they gave, are as the model writes them."""
+    made, ids, count = list[Any](), dict[Any, str](), 0
+    for message in messages:
+        if isinstance(message, Mapping) and message.get("tool_calls"):
+            calls, count = [], count if format.counts_on else 0
+            for call in message["tool_calls"]:
+                calls.append({**call, "id": format.numbered_id(call["function"]["name"], count)})
+                ids[call.get("id")] = calls[-1]["id"]
+                count += 1
+            message = {**message, "tool_calls": calls}
+        elif isinstance(message, Mapping) and message.get("tool_call_id") in ids:
+            message = {**message, "tool_call_id": ids[message["tool_call_id"]]}
+        made.append(message)
+    return made
+
+
 def _short(id: str) -> str:
     """The id of a call as those templates want it that show ids, which refuse longer ones (Mistral's)."""
     if re.fullmatch(ID_PATTERN, id):
@@ -344,7 +393,8 @@ def _spelled(where: str, message: Any, format: ToolFormat) -> Any:
     if not isinstance(message, Mapping) or not message.get("tool_calls"):
         return message
     calls = [_call(where, one, True) for one in message["tool_calls"]]
-    texts = [f"{one['function']['name']}{format.middle}{one['function']['arguments']}" for one in calls]
+    texts = [f"{one['function']['name']}{format.middle.replace(INDEX, str(i))}{one['function']['arguments']}"
+             for i, one in enumerate(calls)]  # fmt: skip
     between = f"{format.tail}\n{format.head}" if format.between is None else format.between
     text = f"{format.head}{between.join(texts)}{format.tail}"
     for one in calls if ID in text else ():
