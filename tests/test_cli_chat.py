@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 
 import slimrt
+import tool_templates
 from test_cli import typed  # noqa: F401  a fixture
+from tiny_model import write_tiny
 
 pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]  # Python most of the time
 
@@ -337,3 +339,29 @@ def test_a_terminal_that_goes_away(terminal, tmp_path):
 def test_a_single_turn_leaves_the_rest_unread(chat):
     code, answers, err = chat("one\ntwo\n", "--single-turn")
     assert (code, len(answers), err) == (0, 1, "")
+
+
+def test_channels_are_told_apart(run, typed, tmp_path, monkeypatch):  # noqa: F811
+    """gpt-oss': thoughts are shown as other models write them, and are no part of the answer."""
+    marks = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"]
+    path, saved = write_tiny(tmp_path / "harmony.gguf", n_ctx=1024, controls=marks), tmp_path / "chat.json"
+    with slimrt.Model(path) as model:
+        script = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>So.<|return|>"
+        ids, stream = model.tokenize(script, add_special_tokens=False), slimrt.Model.stream
+
+    def scripted(self, prompt, **options):
+        def process(so_far, logits):
+            logits[ids[len(so_far) - len(prompt)]] = 1e4
+            return logits
+
+        return stream(self, prompt, logits_processor=process, **options)
+
+    monkeypatch.setattr(slimrt.Model, "stream", scripted)
+    flags = ("--chat-template", tool_templates.HARMONY, "-n", 200, "--save", saved)
+    typed("hello\nand you\n")
+    code, out, err = run("chat", path, *flags)
+    assert (code, out) == (0, "<think>hm</think>\n\nSo.\n" * 2), err
+    assert json.loads(saved.read_text())[-1] == {"role": "assistant", "content": "So.", "reasoning_content": "hm"}
+    typed("hello\n")
+    code, out, _ = run("chat", path, *flags[:-2], "--json")
+    assert code == 0 and json.loads(out)["text"] == "So."

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -47,18 +48,27 @@ def write_tiny(
     seed: int = 0,
     stored: str = "F32",
     dequantised: bool = False,
+    controls: Sequence[str] = (),
 ) -> Path:
     """A model of four heads; its text is letters and bytes. stored: type of the matrices; dequantised: their values
-    after quantising, as F32."""
-    shape = Shape(d, n_layers, 4, n_ctx, n_kv_heads=n_kv_heads, d_ff=d_ff, n_vocab=len(TOKENS), arch=arch)
+    after quantising, as F32. controls: further control tokens, which come last;
+    no space then begins a text."""
+    n_vocab = len(TOKENS) + len(controls)
+    shape = Shape(d, n_layers, 4, n_ctx, n_kv_heads=n_kv_heads, d_ff=d_ff, n_vocab=n_vocab, arch=arch)
     writer, random = header(path, shape), np.random.default_rng(seed)
     kinds = gguf.TokenType
     writer.add_tokenizer_model("llama")
-    writer.add_token_list(TOKENS)
-    writer.add_token_scores([0.0] * len(CONTROL + BYTES) + [-1.0] * len(LETTERS))
+    writer.add_token_list([*TOKENS, *controls])
+    writer.add_token_scores([0.0] * len(CONTROL + BYTES) + [-1.0] * len(LETTERS) + [0.0] * len(controls))
     writer.add_token_types(
-        [kinds.UNKNOWN] + [kinds.CONTROL] * (len(CONTROL) - 1) + [kinds.BYTE] * 256 + [kinds.NORMAL] * len(LETTERS)
+        [kinds.UNKNOWN]
+        + [kinds.CONTROL] * (len(CONTROL) - 1)
+        + [kinds.BYTE] * 256
+        + [kinds.NORMAL] * len(LETTERS)
+        + [kinds.CONTROL] * len(controls)
     )
+    if controls:
+        writer.add_add_space_prefix(False)
     writer.add_bos_token_id(BOS)
     writer.add_eos_token_id(EOS)
     writer.add_chat_template(TEMPLATE)

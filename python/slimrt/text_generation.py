@@ -21,6 +21,7 @@ from slimrt.runtime.session import Session, as_prompt, is_batch
 from slimrt.tasks import Tasks
 from slimrt.tasks import Text as Prompt
 from slimrt.tasks import Texts as Prompts
+from slimrt.tokenizer.channels import has_channels, mark_ids
 
 
 class TextGeneration(Tasks):
@@ -179,7 +180,8 @@ class TextGeneration(Tasks):
         session: Session | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Generation:
-        """The assistant's next message, in the model's own chat format.
+        """The assistant's next message, in the model's own chat format. Its text has the thoughts, too, as the model
+        writes them, and gpt-oss' channels with their control tokens: create_chat_completion tells them apart.
 
         Args:
             messages: {"role": "user", "content": "..."}, in order; a content is text, or a list of OpenAI's parts
@@ -195,11 +197,14 @@ class TextGeneration(Tasks):
             OSError: the template's file cannot be read.
             Others as generate.
         """
-        from slimrt.tokenizer.chat import stops
+        from slimrt.tokenizer.chat import find_template, stops
 
+        tokenizer = self._runtime.source.tokenizer
         ids = self.render_chat(messages, chat_template=chat_template, chat_template_kwargs=chat_template_kwargs)
-        if ends := stops(self._runtime.source.tokenizer, chat_template):
+        if ends := stops(tokenizer, chat_template):
             options["stop"] = [*Options(**options).stops, *ends]
+        if has_channels(find_template(tokenizer, chat_template)):
+            options.setdefault("show_tokens", mark_ids(tokenizer))
         return self.generate(ids, session=session, **options)
 
     @named

@@ -6,9 +6,11 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slimrt.cli.common import note
 from slimrt.cli.generate import timings_line
@@ -19,6 +21,10 @@ from slimrt.model import Model
 from slimrt.plumbing.files import decode_text, state_directory, written_beside
 from slimrt.plumbing.units import format_bytes
 from slimrt.results import Generation
+from slimrt.tokenizer.channels import has_channels, mark_ids
+
+if TYPE_CHECKING:
+    from slimrt.tokenizer.tokenizer import Tokenizer
 
 
 class Conversation:
@@ -100,17 +106,23 @@ class Conversation:
         ids = self.model.render_chat(
             messages, chat_template=self.args.chat_template, chat_template_kwargs=self.args.chat_template_kwargs
         )
+        channels = _Channels.of(self.model.tokenizer, self.args.chat_template)
+        options |= {} if channels is None else {"show_tokens": channels.shown}
         stream = self.model.stream(ids, session=self.session, **options)
         with stream:
             try:
                 for piece in stream:
                     if not self.args.json:
-                        print(piece, end="", flush=True)
+                        print(piece if channels is None else channels.text(piece), end="", flush=True)
             except KeyboardInterrupt:
                 if not self.interactive or not stream.result.text:
                     raise
-        last = stream.result
-        self.last, self.messages = last, [*messages, {"role": "assistant", "content": last.text}]
+        last, answer = stream.result, {"role": "assistant", "content": stream.result.text}
+        if channels is not None:
+            print("" if self.args.json else channels.rest(), end="")
+            answer = channels.message(last.text)
+            last = replace(last, text=answer["content"])
+        self.last, self.messages = last, [*messages, answer]
         self._unsaved = True
         print(json.dumps(last.to_dict(), ensure_ascii=False) if self.args.json else "", flush=True)
         if self.args.save:
@@ -178,3 +190,50 @@ class Conversation:
         size = self.session.runtime.cache_bytes(self.session.length)
         told = f"{self.session.length} of {self.model.n_ctx} tokens, cache {format_bytes(size)}"
         return told if self.last is None else f"{told}\n{timings_line(self.last)}"
+
+
+class _Channels:
+    """The answer of a model that writes in channels (gpt-oss), shown as others write: thoughts in <think> tags, and the
+    answer behind them.
+
+    Attributes:
+        shown: the ids of the control tokens by which its parts are told.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        from slimrt.openai.harmony import HarmonyParser
+
+        self.shown, self._parser, self._part = mark_ids(tokenizer), HarmonyParser(), ""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, chat_template: str | None) -> _Channels | None:
+        """None: the model writes in none."""
+        from slimrt.tokenizer.chat import find_template
+
+        return cls(tokenizer) if has_channels(find_template(tokenizer, chat_template)) else None
+
+    def text(self, piece: str) -> str:
+        """What is shown of a further piece."""
+        return self._shown(self._parser.feed(piece))
+
+    def rest(self) -> str:
+        """What is shown now that no more comes."""
+        return self._shown(self._parser.flush()) + ("</think>" if self._part == "reasoning_content" else "")
+
+    def message(self, text: str) -> dict[str, str]:
+        """The message of a whole answer."""
+        from slimrt.openai.answer import joined
+        from slimrt.openai.harmony import HarmonyParser
+
+        parser = HarmonyParser()
+        return joined([*parser.feed(text), *parser.flush()])
+
+    def _shown(self, deltas: Sequence[Mapping[str, str]]) -> str:
+        made = ""
+        for delta in deltas:
+            ((part, text),) = delta.items()
+            if part != self._part:
+                made += {"reasoning_content": "<think>", "content": "</think>\n\n" * bool(self._part)}[part]
+                self._part = part
+            made += text
+        return made

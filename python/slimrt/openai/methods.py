@@ -137,6 +137,7 @@ class OpenAIMethods(TextGeneration):
             tools: {"type": "function", "function": {"name", "description", "parameters"}}, that the model may call:
                 the message then has tool_calls, whose arguments are of the schemas in `parameters`. tool_choice:
                 "auto", "none", "required", or a function; parallel_tool_calls: several in a message.
+            reasoning_effort: how much is to be thought, where the template asks for it.
             chat_template, chat_template_kwargs: as chat. Thoughts that the template knows of are reasoning_content.
             Others as create_completion, and its errors; UnsupportedError too for a model without a chat template.
         """

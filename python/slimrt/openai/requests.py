@@ -15,7 +15,7 @@ OPTIONS = frozenset(GenerateOptions.__annotations__) - {"max_tokens", "logprobs"
 
 _NO_TOOLS = "create_chat_completion has tools"
 
-TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")
 """What chat requests have beside options (tools.py)."""
 
 _RENAMED = {"mirostat_mode": "mirostat"}
@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tfs_z": ((None, 1.0), "top_p, min_p and typical_p leave out what is unlikely"),
     "modalities": ((None, ["text"]), "answers are texts"),
     "audio": ((None,), "answers are texts"),
-    "reasoning_effort": ((None,), "say it in the messages"),
+    "reasoning_effort": ((None,), "it goes with create_chat_completion"),
     "dimensions": ((None,), "vectors have the model's width"),
 }
 """What others take, the values that ask for nothing, and what to do in its place."""

@@ -6,17 +6,20 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from slimrt.errors import ChatError, GrammarError, UnsupportedError
 from slimrt.generation.grammar import compile_grammar, json_rules, quoted, source_of, vocabulary_of
 from slimrt.generation.options import GenerateOptions, Options
 from slimrt.generation.waiting import WaitingGrammar, split_controls
-from slimrt.openai.answer import AnswerParser, joined
+from slimrt.openai.answer import AnswerParser, Parser, joined
+from slimrt.openai.harmony import HarmonyParser, harmony_source, thought_tokens
 from slimrt.openai.responses import chat_reason
 from slimrt.plumbing.arguments import unknown
 from slimrt.results import Generation
 from slimrt.runtime.runtime import Runtime
+from slimrt.tokenizer.channels import MARKS, has_channels
 from slimrt.tokenizer.chat import Template, find_template, render_chat, stops
 from slimrt.tokenizer.messages import checked_messages
 from slimrt.tokenizer.tokenizer import Tokenizer
@@ -45,6 +48,7 @@ class ChatRequest:
 
     Attributes:
         options: of generate, with json_schema, grammar, regex or choice where the request has them (requests.py).
+        reasoning_effort: how much is to be thought, for templates that ask for it.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -52,6 +56,7 @@ class ChatRequest:
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: Any = None
     parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
     chat_template: Template | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
 
@@ -64,16 +69,13 @@ class Chat:
         ids: the prompt.
         options: as generate takes them.
         parser: makes one for each answer.
-        thoughts, opened: as AnswerParser has them.
-        tokenizer: the model's.
+        thought: how many of an answer's tokens are thoughts; None: the model has none.
     """
 
     ids: list[int]
     options: GenerateOptions
-    parser: Callable[[], AnswerParser]
-    thoughts: Thoughts | None
-    opened: bool
-    tokenizer: Tokenizer
+    parser: Callable[[], Parser]
+    thought: Callable[[Sequence[int]], int] | None
 
     def message(self, result: Generation) -> tuple[dict[str, Any], str | None]:
         """The message of an answer, and why it ends, as OpenAI has them."""
@@ -83,22 +85,56 @@ class Chat:
 
     def details(self, results: Sequence[Generation]) -> dict[str, Any]:
         """What the usage of answers says of thoughts; of a model that has none nothing."""
-        if self.thoughts is None:
+        if self.thought is None:
             return {}
-        return {"completion_tokens_details": {"reasoning_tokens": sum(self._thought(one.tokens) for one in results)}}
+        return {"completion_tokens_details": {"reasoning_tokens": sum(self.thought(one.tokens) for one in results)}}
 
-    def _thought(self, tokens: Sequence[int]) -> int:
-        """How many of an answer's tokens are thoughts, the marks around them included."""
-        assert self.thoughts is not None
-        begin, end, data = self.thoughts.begin.encode(), self.thoughts.end.encode(), b""
-        for n, token in enumerate(tokens, 1):
-            piece = self.tokenizer.token_bytes(token)
-            data += piece
-            if not self.opened and not data.lstrip().startswith(begin[: len(data.lstrip())]):
-                return 0
-            if end in data[-len(end) - len(piece) :]:
-                return n
-        return len(tokens)
+
+@dataclass(frozen=True)
+class _Form:
+    """How a model's answers are written.
+
+    Attributes:
+        tools: those that may be called; required: one must be.
+        calls: how, where there are some. thoughts, opened: as AnswerParser has them. harmony: as gpt-oss'.
+    """
+
+    tools: Sequence[Mapping[str, Any]]
+    required: bool
+    calls: ToolFormat | None
+    thoughts: Thoughts | None
+    opened: bool
+    harmony: bool
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """Texts whose control tokens are shown to the parser."""
+        if self.harmony:
+            return MARKS
+        thoughts = [self.thoughts.begin, self.thoughts.end] if self.thoughts else []
+        return [*(self.calls.texts if self.calls else ()), *thoughts]
+
+    def parser(self) -> Parser:
+        names = [_function(one)["name"] for one in self.tools]
+        return HarmonyParser(names) if self.harmony else AnswerParser(self.thoughts, self.opened, self.calls, names)
+
+    def thought(self, tokenizer: Tokenizer) -> Callable[[Sequence[int]], int] | None:
+        if self.harmony:
+            return partial(thought_tokens, tokenizer)
+        return partial(_thought, tokenizer, self.thoughts, self.opened) if self.thoughts else None
+
+
+def _thought(tokenizer: Tokenizer, thoughts: Thoughts, opened: bool, tokens: Sequence[int]) -> int:
+    """How many of an answer's tokens are thoughts, the marks around them included."""
+    begin, end, data = thoughts.begin.encode(), thoughts.end.encode(), b""
+    for n, token in enumerate(tokens, 1):
+        piece = tokenizer.token_bytes(token)
+        data += piece
+        if not opened and not data.lstrip().startswith(begin[: len(data.lstrip())]):
+            return 0
+        if end in data[-len(end) - len(piece) :]:
+            return n
+    return len(tokens)
 
 
 def constrain(runtime: Runtime, request: ChatRequest) -> Chat:
@@ -113,7 +149,8 @@ def constrain(runtime: Runtime, request: ChatRequest) -> Chat:
     tokenizer = runtime.source.tokenizer
     tools, required = chosen_tools(request)
     template = find_template(tokenizer, request.chat_template, tools=bool(tools))
-    thoughts = thoughts_of(template)
+    harmony = has_channels(template)
+    thoughts = None if harmony else thoughts_of(template)
     calls = any(isinstance(one, Mapping) and one.get("tool_calls") for one in request.messages)
     format = tool_format(tokenizer, template) if tools or calls else None
     ids = _prompt(tokenizer, template, request, tools, format)
@@ -121,17 +158,14 @@ def constrain(runtime: Runtime, request: ChatRequest) -> Chat:
     options: dict[str, Any] = {**request.options}
     if ends := stops(tokenizer, request.chat_template):
         options["stop"] = [*Options(**request.options).stops, *ends]
-    calling = format if tools else None
-    texts = [*(calling.texts if calling else ()), *([thoughts.begin, thoughts.end] if thoughts else ())]
-    shown = [tokenizer.special_tokens[one] for text in texts for one in split_controls(tokenizer, text)
+    form = _Form(tools, required, format if tools else None, thoughts, opened, harmony)
+    shown = [tokenizer.special_tokens[one] for text in form.marks for one in split_controls(tokenizer, text)
              if one in tokenizer.special_tokens]  # fmt: skip
     options["show_tokens"] = frozenset(shown) - tokenizer.eog_ids
     constraint = {name: options.pop(name) for name in Options(**request.options).constraint}
     if tools or constraint:
-        options["grammar"] = _grammar(runtime, request, tools, required, calling, constraint, thoughts, opened)
-    names = [_function(one)["name"] for one in tools]
-    parser = lambda: AnswerParser(thoughts, opened, calling, names)  # noqa: E731
-    return Chat(ids, cast(GenerateOptions, options), parser, thoughts, opened, tokenizer)
+        options["grammar"] = _grammar(runtime, form, request.parallel_tool_calls, constraint)
+    return Chat(ids, cast(GenerateOptions, options), form.parser, form.thought(tokenizer))
 
 
 def chosen_tools(request: ChatRequest) -> tuple[list[Mapping[str, Any]], bool]:
@@ -182,6 +216,13 @@ def _prompt(
 ) -> list[int]:
     messages: list[Any] = checked_messages(request.messages, template, answer=True)
     variables = dict(request.variables or {})
+    if request.reasoning_effort is not None:
+        if "reasoning_effort" not in template:
+            raise UnsupportedError(
+                f"reasoning_effort={request.reasoning_effort!r} is not supported: the model's chat template does not "
+                "ask for it; say it in the messages"
+            )
+        variables["reasoning_effort"] = request.reasoning_effort
     if format is not None:
         messages = history(messages, format)
     if tools and format is not None and format.origin == "prompt":
@@ -224,35 +265,30 @@ def _instructed(tokenizer: Tokenizer, template: str, messages: list[Any], text: 
     return [{"role": "system", "content": text}, *messages]
 
 
-def _grammar(
-    runtime: Runtime,
-    request: ChatRequest,
-    tools: Sequence[Mapping[str, Any]],
-    required: bool,
-    format: ToolFormat | None,
-    constraint: Mapping[str, Any],
-    thoughts: Thoughts | None,
-    opened: bool,
-) -> Any:
+def _grammar(runtime: Runtime, form: _Form, parallel: bool, constraint: Mapping[str, Any]) -> Any:
     """What the answer is held to: calls, another constraint, or either; behind the thoughts."""
-    tokenizer, trigger = runtime.source.tokenizer, ""
-    if constraint and not (tools or thoughts):
+    tokenizer, thoughts, trigger = runtime.source.tokenizer, form.thoughts, ""
+    if constraint and not (form.tools or thoughts or form.harmony):
         return compile_grammar(tokenizer, runtime.n_vocab, **constraint)
-    grammars = [{"name": "answer", **_answer(name, value)} for name, value in constraint.items()]
-    alternatives = ["@answer"] * bool(grammars and not required)
+    grammars = [{"name": "answer", **_answer(name, value)} for name, value in constraint.items() if not form.required]
+    alternatives = ["@answer"] * bool(grammars)
     rules = ""
-    if format is not None:
-        rules = calls_source(tokenizer, tools, format, several=request.parallel_tool_calls)
+    if form.calls is not None and not form.harmony:
+        rules = calls_source(tokenizer, form.tools, form.calls, several=parallel)
         alternatives.append("calls")
-        trigger = "" if required or grammars else format.trigger
+        trigger = "" if form.required or grammars else form.calls.trigger
     source = f"start: {_SPACE if thoughts and not trigger else ''} ({' | '.join(alternatives)})\n{rules}"
+    if form.harmony:
+        answer = "" if form.required else "@answer" if grammars else "free"
+        schemas = {_function(one)["name"]: _schema(_function(one)) for one in form.tools}
+        source = harmony_source(partial(_literal, tokenizer), schemas, answer, "<|end|>" in tokenizer.special_tokens)
     marks = (thoughts.begin, thoughts.end) if thoughts else ()
     vocabulary = vocabulary_of(tokenizer, runtime.n_vocab)
-    whole = json.dumps({"grammars": [{"lark_grammar": source}, *(grammars if not required else ())]})
+    whole = json.dumps({"grammars": [{"lark_grammar": source}, *grammars]})
     try:
-        return WaitingGrammar(tokenizer, vocabulary, whole, trigger=trigger, thoughts=marks, opened=opened)
+        return WaitingGrammar(tokenizer, vocabulary, whole, trigger=trigger, thoughts=marks, opened=form.opened)
     except GrammarError as error:
-        raise GrammarError(f"{' or '.join([*constraint, *['tools'] * bool(tools)])}: {error}") from None
+        raise GrammarError(f"{' or '.join([*constraint, *['tools'] * bool(form.tools)])}: {error}") from None
 
 
 def _answer(name: str, value: Any) -> dict[str, Any]:
@@ -270,23 +306,22 @@ def calls_source(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], forma
         f"call: {alternatives}",
     ]
     for i, function in enumerate(functions):
-        schema = {"type": "object", **_parameters(function)}
-        if schema["type"] != "object":
-            raise GrammarError(f"tools: the parameters of {function['name']} are an object, not {schema['type']!r}")
-        rules.append(
-            f"call_{i}: {_literal(tokenizer, function['name'] + format.middle)} %json {json.dumps(json_rules(schema))}"
-        )
+        middle = _literal(tokenizer, function["name"] + format.middle)
+        rules.append(f"call_{i}: {middle} %json {json.dumps(_schema(function))}")
     return "\n".join(rules)
 
 
-def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Their schema; a function that names none takes none, as OpenAI has it. GrammarError: it is no schema."""
-    schema = function.get("parameters")
-    if schema is None:
-        return {"additionalProperties": False}
-    if not isinstance(schema, Mapping):
-        raise GrammarError(f"tools: the parameters of {function['name']} must be a JSON schema, got {schema!r:.80}")
-    return schema
+def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """That of its parameters, as llguidance reads it; a function that names none takes none, as OpenAI has it.
+    GrammarError: it is none, or not of an object."""
+    given = function.get("parameters")
+    given = {"additionalProperties": False} if given is None else given
+    if not isinstance(given, Mapping):
+        raise GrammarError(f"tools: the parameters of {function['name']} must be a JSON schema, got {given!r:.80}")
+    schema = {"type": "object", **given}
+    if schema["type"] != "object":
+        raise GrammarError(f"tools: the parameters of {function['name']} are an object, not {schema['type']!r}")
+    return json_rules(schema)
 
 
 def _literal(tokenizer: Tokenizer, text: str) -> str:

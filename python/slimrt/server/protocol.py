@@ -135,9 +135,10 @@ def chat_request(call: str, given: Json, limits: Limits) -> ChatRequest:
     )
     if len(listed or ()) > limits.max_tools:
         raise fields.wrong("tools", f"there may be {limits.max_tools} tools, not {len(listed or ())}")
+    effort = fields.take("reasoning_effort", str)
     common = fields.common(tokens if newer is None else newer, logprobs)
-    asked = tools.ChatRequest(messages, common["options"], listed or (), chosen, several is not False, None,
-                              variables or {})  # fmt: skip
+    asked = tools.ChatRequest(messages, common["options"], listed or (), chosen, several is not False, effort,
+                              variables=variables or {})  # fmt: skip
     return ChatRequest(**common, asked=asked)
 
 
