@@ -134,9 +134,9 @@ class Options:
         if self.logprobs < 0:
             raise ValueError(f"logprobs must not be negative, got {self.logprobs}")
         if "" in self.stops:
-            raise ValueError("a stop string must not be empty")
+            raise ValueError("stop: a stop string must not be empty")
         if "" in self.dry_sequence_breakers:
-            raise ValueError("a text among dry_sequence_breakers must not be empty")
+            raise ValueError("dry_sequence_breakers must not be empty texts")
         if self.num_beams < 1:
             raise ValueError(f"num_beams must be at least 1, got {self.num_beams}")
         if self.on_overflow not in ON_OVERFLOW:

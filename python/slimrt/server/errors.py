@@ -46,13 +46,14 @@ class Refusal(Exception):
         return found
 
 
-def refusal_of(error: Exception, param: str | None = None) -> Refusal:
+def refusal_of(error: Exception, param: str | None = None, schema_field: str = "json_schema") -> Refusal:
     """What a request is refused with for an error of the library: the client's fault, or ours, of which it is not told
-    more. param: the field at fault, unless the error begins with the name of an option."""
+    more. param: the field at fault, unless the error begins with the name of an option. schema_field: that in which the
+    request has its json_schema."""
     if isinstance(error, Refusal):
         return error
     if (named := re.match(r"\w+", str(error))) and named[0] in _NAMES:
-        param = named[0]
+        param = schema_field if named[0] == "json_schema" else named[0]
     if isinstance(error, ContextOverflowError):
         return Refusal(400, str(error), "context_length_exceeded", param=param)
     if isinstance(error, (SlimrtError, ValueError, TypeError)) and not isinstance(

@@ -33,6 +33,7 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 _LONGEST_NAME = 64
 _MOST_TOP = 20
 _MOST_INPUTS = 2048
+_LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]", re.DOTALL)
 _Kind = TypeVar("_Kind")
 _KINDS: dict[Any, str] = {
     bool: "true or false",
@@ -51,6 +52,7 @@ class TextRequest:
         options: as Model.generate takes them.
         logprobs: likeliest tokens to show in each place; None: no logprobs.
         include_usage: a stream ends with the counts of tokens. continuous_usage: each chunk has those so far.
+        schema_field: the field that has the schema of the answer, if there is one.
     """
 
     call: str
@@ -60,6 +62,7 @@ class TextRequest:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    schema_field: str
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ def read_object(body: bytes, limits: Limits) -> Json:
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if _LONE_SURROGATE.search(body):  # of which msgspec says that the input is cut off
+            raise Refusal(400, "the body has half a surrogate pair, which no UTF-8 can write", "invalid_json") from None
         raise Refusal(400, f"the body is not JSON: {error}", "invalid_json") from None
     if not isinstance(value, dict):
         raise Refusal(400, "the body must be a JSON object", "invalid_json")
@@ -231,6 +236,7 @@ class _Fields:
             "stream": stream,
             "include_usage": bool(wanted.get("include_usage")),
             "continuous_usage": bool(wanted.get("continuous_usage_stats")),
+            "schema_field": self._schema_field,
         }
 
     def refuse_rest(self, known: set[str]) -> None:
@@ -277,5 +283,9 @@ class _Fields:
         try:
             Options(**options)
         except Exception as error:
-            raise refusal_of(error) from None
+            raise refusal_of(error, schema_field=self._schema_field) from None
         return options
+
+    @property
+    def _schema_field(self) -> str:
+        return "response_format" if "response_format" in self._left else "json_schema"

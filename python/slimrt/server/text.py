@@ -61,7 +61,7 @@ def plan_chat(model: Model, request: ChatRequest) -> Plan:
     try:
         chat = constrain(model._runtime, request.asked)
     except Exception as error:
-        raise refusal_of(error, "messages") from error
+        raise refusal_of(error, "messages", request.schema_field) from error
     bytes_of = model.tokenizer.token_bytes
 
     def shown(tokens: Sequence[TokenLogprob]) -> Json | None:

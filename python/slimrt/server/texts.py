@@ -55,7 +55,8 @@ def runs_of(model: Model, request: TextRequest, plan: Plan, called: float, key: 
             runs = [Answer(runtime, root, i, plan.options, seed + at * n, called)
                     for at, root in enumerate(roots) for i in range(n)]  # fmt: skip
     except Exception as error:
-        raise refusal_of(error, "messages" if "chat" in request.call else "prompt") from error
+        param = "messages" if "chat" in request.call else "prompt"
+        raise refusal_of(error, param, request.schema_field) from error
     for one in runs:
         one.key = key
     return runs

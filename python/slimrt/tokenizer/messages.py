@@ -71,6 +71,8 @@ def _checked(where: str, message: Message, template: str) -> dict[str, Any]:
     if content is None and not (role == "assistant" and message.get("tool_calls")):
         raise ChatError(f"{where}: the {role}'s message has no content")
     nothing = None if _ASKS_FOR_NONE.search(template) else ""
+    if wrong := [name for name in _THOUGHTS if not isinstance(message.get(name) or "", str)]:
+        raise ChatError(f"{where}: {wrong[0]} is text, got {message[wrong[0]]!r}")
     # Clients write null, or no calls, for what a message has not; to templates that ask whether it is there, it is.
     there = {
         name: one for name, one in _with_thoughts(message).items() if one is not None and (one or name != "tool_calls")
