@@ -197,12 +197,16 @@ class _Marks:
 
     def __init__(self, controls: Iterable[str]):
         self.controls = sorted(controls, key=len, reverse=True)
+        begins = sorted({control[:2] for control in self.controls})
+        self._begin = re.compile("|".join(map(re.escape, begins)) or "(?!)")  # few, of thousands of control tokens
         self.texts: dict[str, int] = {}
         self._secret = secrets.token_hex(8)
 
     def put(self, value: Any, leave: frozenset[str] = frozenset()) -> Any:
         """A copy of a value whose texts have marks in place of control tokens, but for those to leave."""
         if isinstance(value, str):
+            if not self._begin.search(value):
+                return value
             controls = [re.escape(control) for control in self.controls if control not in leave and control in value]
             return re.sub("|".join(controls), self._mark, value) if controls else value
         if isinstance(value, Mapping):
