@@ -166,6 +166,30 @@ def test_years_of_two_digits_are_those_that_follow_each_other():
 
 
 def test_a_column_that_is_called_a_date_and_is_none_is_said():
+def test_years_of_two_digits_in_stacked_series():
+    """All are of the same hundred years."""
+
+    def stacked(**years: range) -> dict[str, tuple[object, str]]:
+        rows = [f"{name},1/31/{year % 100:02d},{year}\n" for name, those in years.items() for year in those]
+        found = read_series("id,day,y\n" + "".join(rows), "t", Columns(ids="id")).series
+        return {name: (one.timeline.past(1)[0].astype("M8[Y]").item().year, one.timeline.future(1)[0])
+                for name, one in found.items()}  # fmt: skip
+
+    old, new = range(1960, 1975), range(1995, 2010)
+    assert stacked(a=old, b=old) == {"a": (1974, "01/31/75"), "b": (1974, "01/31/75")}
+    assert stacked(a=old, b=range(1960, 1966)) == {"a": (1974, "01/31/75"), "b": (1965, "01/31/66")}
+    assert stacked(a=old, b=new) == {"a": (1974, "01/31/75"), "b": (2009, "01/31/10")}
+    assert stacked(a=range(2010, 2020), b=range(2012, 2015))["b"] == (2014, "01/31/15")
+    assert stacked(a=reversed(old), b=old)["a"] == (1974, "01/31/75")
+    assert stacked(a=range(1950, 2011), b=old) == {"a": (2010, "01/31/11"), "b": (1974, "01/31/75")}
+
+
+def test_years_of_two_digits_in_no_order_lie_close_together():
+    values, future, said = read("Jan-67|Jan-70|Jan-66|Jan-69|Jan-68")
+    assert values == [2, 0, 4, 3, 1] and future[0] == "Jan-71" and said[0].endswith("sorted, oldest first")
+    assert read("Jan-00|Jan-99|Jan-01")[:2] == ([1, 0, 2], ["Jan-02", "Jan-03", "Jan-04"])
+
+
     for dates in ("12:00|13:00|14:00", "3|2|1"):
         values, future, said = read(dates, "time")
         assert values == [0, 1, 2] and future is None

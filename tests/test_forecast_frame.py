@@ -57,10 +57,14 @@ def test_frames(bolt, freq, tz):
 
 
 def test_texts_are_dates_where_one_reading_is_possible(bolt):
-    data = frame("D")
+    data = frame("D", 500)
     texts = data.assign(timestamp=data["timestamp"].dt.strftime("%d.%m.%Y"))
     found = bolt.predict_df(texts, prediction_length=2, quantile_levels=[0.5])
     assert found.equals(bolt.predict_df(data, prediction_length=2, quantile_levels=[0.5]))
+    early = data.assign(timestamp=data["timestamp"] - np.timedelta64(19_450, "D"))  # from the end of 1967 on
+    texts = early.assign(timestamp=early["timestamp"].dt.strftime("%d.%m.%y"))
+    found = bolt.predict_df(texts, prediction_length=2, quantile_levels=[0.5])
+    assert found.equals(bolt.predict_df(early, prediction_length=2, quantile_levels=[0.5]))
     with pytest.raises(ValueError, match="may be .*pandas.to_datetime.*format='%d/%m/%Y'"):
         bolt.predict_df(data.assign(timestamp="01/02/2020"))
 

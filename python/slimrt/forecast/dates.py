@@ -63,7 +63,12 @@ def written(moments: Moments, form: Form, offset: np.timedelta64 | None = None) 
 
 
 def read_dates(
-    cells: Sequence[str], column: str, rows: Sequence[object], form: str | None = None, hint: str = FLAG
+    cells: Sequence[str],
+    column: str,
+    rows: Sequence[object],
+    form: str | None = None,
+    hint: str = FLAG,
+    series: Iterable[NDArray[np.intp]] = (),
 ) -> Dates | None:
     """The dates of a column; None where it is not one of dates.
 
@@ -72,6 +77,7 @@ def read_dates(
         form: as strptime has it; None: one of those that people use. Of digits alone 2020, 202001, 20200131, and Unix
             time in seconds or milliseconds.
         hint: how to name a form, with {} where it belongs.
+        series: which cells are of each series; (): all are of one.
 
     Raises:
         ValueError: two forms fit, and do not mean the same; or most cells are dates in a form that others do not fit.
@@ -95,17 +101,24 @@ def read_dates(
                 f"column {column}: {cell.strip()} may be {one:%-d %B %Y} ({chosen.name}) or {two:%-d %B %Y} "
                 f"({other.name}): name the form, as with {hint.format(chosen.name)}"
             )
-    return _dates(chosen, _in_order(moments) if "%y" in chosen.name else moments)
+    if "%y" in chosen.name:
+        moments = _in_order(moments, [one.tolist() for one in series] or [list(range(len(moments)))])
+    return _dates(chosen, moments)
 
 
-def _in_order(moments: list[datetime]) -> list[datetime]:
-    """Dates whose years have two digits, which strptime takes for 1969 to 2068: where rows follow each other only if
-    those from 2000 on are of the century before, they are."""
+def _in_order(moments: list[datetime], series: Sequence[Sequence[int]]) -> list[datetime]:
+    """Dates whose years have two digits, which strptime takes for 1969 to 2068: where rows of a series (places in
+    `moments`) do not follow each other then, of the hundred years in which all lie closest together."""
+    if all(_monotonic([moments[at] for at in where]) for where in series):
+        return moments
+    years = {one.year for one in moments}
+    readings = [years, *({y - 100 * (y >= first) for y in years} for first in sorted(years, reverse=True)
+                         if first >= 2000)]  # fmt: skip
+    closest = min(readings, key=lambda one: max(one) - min(one))  # of equals the one nearest to strptime's
     try:
-        earlier = [one.replace(year=one.year - 100) if one.year >= 2000 else one for one in moments]
+        return [one if one.year in closest else one.replace(year=one.year - 100) for one in moments]
     except ValueError:  # there was no 29 February 1900
         return moments
-    return earlier if _monotonic(earlier) and not _monotonic(moments) else moments
 
 
 def _monotonic(moments: Sequence[datetime]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,15 +85,18 @@ def _checked(pandas: Any, df: pd.DataFrame, columns: Columns) -> pd.DataFrame:
         if table[name].isna().any():
             raise ValueError(f"column '{name}' is empty in {int(table[name].isna().sum())} rows, the first one "
                              f"{table.index[table[name].isna()][0]!r}")  # fmt: skip
-    return table.assign(**{columns.timestamp: _timestamps(pandas, table[columns.timestamp], columns.timestamp)})
+    series = table.groupby(columns.id, sort=False, observed=True).indices.values()
+    return table.assign(**{columns.timestamp: _timestamps(pandas, table[columns.timestamp], columns.timestamp, series)})
 
 
-def _timestamps(pandas: Any, column: pd.Series[Any], name: str) -> pd.Series[Any]:
-    """A column of times. Texts are read as those of CSV files are, which refuses what is ambiguous."""
+def _timestamps(pandas: Any, column: pd.Series[Any], name: str, series: Iterable[NDArray[np.intp]]) -> pd.Series[Any]:
+    """A column of times. Texts are read as those of CSV files are, which refuses what is ambiguous. series: which
+    places of it are of each."""
     if pandas.api.types.is_datetime64_any_dtype(column):
         return column
     if all(isinstance(cell, str) for cell in column):
-        dates = read_dates(list(column), name, list(column.index), hint="pandas.to_datetime(..., format='{}')")
+        dates = read_dates(list(column), name, list(column.index), hint="pandas.to_datetime(..., format='{}')",
+                           series=series)  # fmt: skip
         if dates is not None:
             times = pandas.DatetimeIndex(dates.utc).tz_localize(None if dates.offsets is None else "UTC")
             return pandas.Series(times, index=column.index)

@@ -182,10 +182,10 @@ def _dates(table: _Table, columns: Columns, by: str | None) -> tuple[str | None,
             if one not in wanted and (table.odd[one] is not None or one.lower() in _DATE_TITLES)
         ]
     numbers = range(table.first_row, table.first_row + len(table.cells[table.names[0]]))
-    complaint = ""
+    series, complaint = list(table.groups(by).values()), ""
     for column in candidates:
         try:
-            dates = read_dates(table.cells[column], column, numbers, columns.form)
+            dates = read_dates(table.cells[column], column, numbers, columns.form, series=series)
         except ValueError as error:  # of a form that was named, another column may be
             complaint = complaint or str(error)
             if columns.form is None:
