@@ -121,8 +121,19 @@ def test_columns_of_a_table():
     ):
         with pytest.raises(ValueError, match=why):
             values(text)
+    with pytest.raises(ValueError, match="no column of numbers in it; day says when a row is$"):
+        values("day\n2020-01-01\n2020-01-02\n")
     with pytest.raises(ValueError, match="no column of numbers in it; day: row 2 says 'Mon'; y: row 3 says 'inf'"):
         values("day,y\nMon,1\nTue,inf\n")
+
+
+@pytest.mark.parametrize("sales", ['"1,234"', "2,5", "-"])
+def test_a_column_that_is_numbers_but_for_some_cells_is_not_passed_over_in_silence(sales):
+    told: list[str] = []
+    table = f"day;store;sales\n2020-01-01;7;{sales}\n2020-01-02;7;3\n2020-01-03;7;4\n2020-01-04;8;5\n"
+    assert list(values(table, tell=told.append)) == ["store"]
+    assert len(told) == 1 and "column sales is not numbers: row 2 says" in told[0] and "store, is forecast" in told[0]
+    assert list(values(table, ["store"], tell=told.append)) == ["store"] and len(told) == 1
 
 
 def test_stacked_series():

@@ -101,7 +101,8 @@ def test_missing_rows_are_missing_values():
         ),
         ("2020-01-01|2020-01-02|2020-01-09", "6 of 9 days are missing, behind row 3 .2020-01-02.: name the step"),
         ("1600000000|1600000001|1600000002|1900000000", "299999997 of 300000001 seconds are missing"),  # takes no room
-        ("2020-01-01", "1 date tells no frequency"),
+        ("2020-01-01", "1 date tells no frequency: name it"),
+        ("2020-01-01|2020-01-01|2020-01-01", "1 date tells no frequency, and 3 rows have it: name it"),
     ],
 )
 def test_what_is_refused(dates, why):
@@ -165,7 +166,6 @@ def test_years_of_two_digits_are_those_that_follow_each_other():
     assert read("29-Feb-00|01-Mar-00|02-Mar-00")[1][0] == "03-Mar-00"
 
 
-def test_a_column_that_is_called_a_date_and_is_none_is_said():
 def test_years_of_two_digits_in_stacked_series():
     """All are of the same hundred years."""
 
@@ -190,6 +190,7 @@ def test_years_of_two_digits_in_no_order_lie_close_together():
     assert read("Jan-00|Jan-99|Jan-01")[:2] == ([1, 0, 2], ["Jan-02", "Jan-03", "Jan-04"])
 
 
+def test_a_column_that_is_called_a_date_and_is_none_is_said():
     for dates in ("12:00|13:00|14:00", "3|2|1"):
         values, future, said = read(dates, "time")
         assert values == [0, 1, 2] and future is None

@@ -60,8 +60,8 @@ def read_series(text: str, name: str, columns: Columns = Columns(), tell: Tell =
 
     Args:
         name: of the file, for messages.
-        tell: is told what was done to rows (Columns.dates), and of columns that look like ids or dates and are not
-            taken for these.
+        tell: is told what was done to rows (Columns.dates), and of columns that look like ids, dates or numbers and
+            are not taken for these.
 
     Raises:
         ValueError: no rows, no such column, one that is not numbers or not dates, or dates that are not regular
@@ -83,6 +83,9 @@ def read_series(text: str, name: str, columns: Columns = Columns(), tell: Tell =
     for column in _undated(table, columns, {by, *chosen}) if dates is None else ():
         tell(f"{name}: column {column} says {table.cells[column][0].strip()!r:.40}, which is not known as a date: rows "
              "are taken as they follow each other, oldest first; --date-format names a form")  # fmt: skip
+    for column in () if columns.values else table.nearly_numbers({by, dated}):
+        tell(f"{name}: column {column} is not numbers: {table.odd[column]}; the last one of numbers, {chosen[0]}, is "
+             "forecast")  # fmt: skip
     named = {
         (column if by is None else group if len(chosen) == 1 else f"{group} {column}"): (values[column], where)
         for group, where in groups.items()
@@ -145,7 +148,8 @@ class _Table:
         """The columns to forecast: those asked for, else the last one of numbers. taken: what others are for."""
         numeric = [column for column in self.names if self.odd[column] is None and column not in taken]
         if not asked and not numeric:
-            complaints = "; ".join(f"{one}: {self.odd[one]}" for one in self.names if one not in taken)
+            complaints = "; ".join(f"{one}{f' {taken[one]}' if one in taken else f': {self.odd[one]}'}"
+                                   for one in self.names)  # fmt: skip
             raise ValueError(f"{self.name}: no column of numbers in it; {complaints}")
         found = [self.column(one) for one in asked] if asked else numeric[-1:]
         for column in found:
@@ -153,6 +157,11 @@ class _Table:
                 why = self.odd[column] or f"it {taken[column]}"
                 raise ValueError(f"{self.name}: column {column} is not numbers: {why}")
         return found
+
+    def nearly_numbers(self, taken: set[str | None]) -> list[str]:
+        """Columns of which most cells are numbers, or have a comma too many for one. taken: those that are for more."""
+        found = [one for one in self.names if self.odd[one] is not None and one not in taken]
+        return [one for one in found if 2 * sum(map(_is_nearly, self.cells[one])) > len(self.cells[one])]
 
     def groups(self, by: str | None) -> dict[str, NDArray[np.intp]]:
         """The rows of each id, ids as they first come; all of them where there is no such column."""
@@ -267,6 +276,12 @@ def _is_header(first: Sequence[str], second: Sequence[str]) -> bool:
         _number(above) is None and above.strip().isalpha() and _number(below) is None and any(map(str.isdigit, below))
         for above, below in zip(first, second, strict=False)
     )
+
+
+def _is_nearly(cell: str) -> bool:
+    """Whether a cell is a number, perhaps with commas in it, and not empty."""
+    value = _number(cell.replace(",", ""))
+    return value is not None and not math.isnan(value)
 
 
 def _first_odd(cells: Sequence[str], row: int) -> str | None:

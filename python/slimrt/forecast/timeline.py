@@ -108,7 +108,8 @@ def arranged(
     longest = max(ordered.values(), key=lambda rows: len(rows.values))
     known = _steps(longest.dates, freq, enough=2)  # of short series too
     if known is None:
-        raise ValueError(f"{len(longest.values)} date tells no frequency: name it, as with --freq D; {_NO_DATES}")
+        same = f", and {len(longest.values)} rows have it" if len(longest.values) > 1 else ""
+        raise ValueError(f"1 date tells no frequency{same}: name it, as with --freq D; {_NO_DATES}")
     result = {}
     for name, rows in ordered.items():
         steps = _steps(rows.dates, freq, enough=3) or known.starting(rows.dates)
