@@ -107,6 +107,16 @@ def test_a_file_that_is_cut_off_is_read_to_its_end_and_that_is_said(tmp_path, na
         read_sound(path)
 
 
+def test_a_tag_behind_the_sound_is_no_part_of_it(tmp_path, recwarn):
+    """ID3v1, which old taggers put behind FLAC too, and padding."""
+    path = tmp_path / "tone.flac"
+    soundfile.write(path, tone(1.1), SAMPLE_RATE)
+    whole = load_audio(path)
+    for behind in (b"TAG" + bytes(125), bytes(1000)):
+        assert np.array_equal(load_audio(io.BytesIO(path.read_bytes() + behind)), whole)
+    assert len(whole) == len(tone(1.1)) and not recwarn
+
+
 def test_headers_of_streams_and_broken_files_are_no_reason_to_read_on():
     assert not cut_off(b"RIFF\xff\xff\xff\xffWAVEdata\xff\xff\xff\xff12")  # the length was not known
     assert not cut_off(b"RIFF\0\0\0\0WAVEdata\0\0\0\0" + bytes(8))

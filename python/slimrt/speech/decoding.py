@@ -84,15 +84,22 @@ def _by_soundfile(soundfile: ModuleType, file: Path | io.BytesIO, data: Content)
         done = 0
         with sound:
             try:
-                while len(block := sound.read(_AT_ONCE, dtype="float32", always_2d=True)):
+                while len(block := sound.read(_next(announced, done), dtype="float32", always_2d=True)):
                     done += len(block)
                     yield block
-            except (soundfile.SoundFileError, RuntimeError):  # of FLAC, where it is cut off or damaged
-                decoder.cut = True
+            except (soundfile.SoundFileError, RuntimeError):  # of FLAC, where it is cut off or damaged, or goes on
+                decoder.cut = decoder.cut or done != announced
         if announced is not None and done < announced:
             decoder.cut = True
 
     return Decoder(int(sound.samplerate), announced, cut_off(data), blocks)
+
+
+def _next(announced: int | None, done: int) -> int:
+    """Frames to ask for: at the end of those announced no more than are left, since what follows them may be no sound
+    (a tag), with which the last block would be lost."""
+    left = 0 if announced is None else announced - done
+    return min(left, _AT_ONCE) if left > 0 else _AT_ONCE
 
 
 def _by_av(av: ModuleType, file: Path | io.BytesIO) -> Decoder | None:
