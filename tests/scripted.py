@@ -43,6 +43,7 @@ class ScriptedEngine:
             "n_layers": 1,
             "n_heads": 2,
             "n_ctx": 448,
+            "cache_tokens": info.get("n_ctx", 448) * info.get("n_seqs", 1),
             "n_batch": 512,
             "sparse_threshold": 0.0,
             "sparse_delta": 0.0,

@@ -16,6 +16,7 @@ import slimrt
 from conftest import third_party
 from scripted import scripted_model
 from slimrt import _core
+from slimrt.errors import ContextOverflowError
 from slimrt.speech.audio import load_audio
 
 TESTS = Path(__file__).parent
@@ -49,6 +50,25 @@ def test_as_many_sequences_as_texts_have_room_for_them(options):
     with slimrt.Model(SHIPPED / "tale-whisper.gguf", n_seqs=2) as model:
         segments, info = model.transcribe(sound, **options)
     assert segments[-1].end > info.duration - 5 and len(segments) > 30
+
+
+@pytest.mark.unsanitized  # of Python: whose turn it is
+def test_sounds_wait_where_the_cache_has_room_for_one_text_at_a_time():
+    """None of them can give its rows up; searches that may lack some do not begin. What is drawn at random goes on to
+    the limit, beyond the first block of 32 rows."""
+    sound = np.tile(np.pad(load_audio(SHIPPED / "digits.wav"), (0, 8000)), 3)
+    drawn = {"temperature": 20.0, "seed": 1, "timestamps": False, "condition_on_previous_text": False,
+             "compression_ratio_threshold": None, "logprob_threshold": None, "no_speech_threshold": None}  # fmt: skip
+    said = []
+    for tokens in (0, 64):
+        with slimrt.Model(SHIPPED / "tale-whisper.gguf", n_seqs=3, cache_tokens=tokens) as model:
+            results = model.transcribe([sound, sound, sound], **drawn)
+        said.append([[one.tokens for one in segments] for segments, _ in results])
+    assert said[0] == said[1] and max(len(one) for segments in said[0] for one in segments) == 32
+    with slimrt.Model(SHIPPED / "tale-whisper.gguf", n_seqs=3, cache_tokens=64) as model:
+        for options in ({"num_beams": 2}, {"temperature": 1.0, "best_of": 2}):
+            with pytest.raises(ContextOverflowError, match="2 texts at once of up to 64 tokens take 4 blocks"):
+                model.transcribe(sound, **options)
 
 
 @pytest.fixture(scope="module")

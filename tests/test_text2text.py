@@ -71,6 +71,27 @@ def test_beams(path):
             model.text2text("a", num_beams=2, **bad)
 
 
+def test_beams_where_the_cache_has_fewer_rows_than_full_contexts():
+    """Searches wait for each other, since none can give up rows for another; one that may lack rows does not begin."""
+    texts = ["The fox ran", "a b c", "one two three four five six seven eight"]
+    asked = {"num_beams": 4, "max_tokens": 40}  # two blocks of 32 tokens for each beam
+    with slimrt.Model(SHIPPED / "tale-t5.gguf", n_seqs=12, n_ctx=64) as model:
+        expected = [one.text for one in model.text2text(texts, **asked)]
+    with slimrt.Model(SHIPPED / "tale-t5.gguf", n_seqs=12, n_ctx=64, cache_tokens=8 * 32) as model:
+        assert [one.text for one in model.text2text(texts, **asked)] == expected
+        told = []
+        with pytest.raises(
+            ContextOverflowError, match="5 texts at once of up to 40 tokens take 10 blocks.*cache_tokens"
+        ):
+            model.text2text(texts, num_beams=5, max_tokens=40, on_progress=lambda *all: told.append(all))
+        assert not told
+    with slimrt.Model(SHIPPED / "tale-gqa.gguf", n_seqs=3, n_ctx=256, cache_tokens=256) as model:
+        prompt = [5] * 70  # two blocks that the beams share
+        assert len(model.generate(prompt, num_beams=3, max_tokens=20).tokens) == 20  # and one for each
+        with pytest.raises(ContextOverflowError, match="3 texts at once of up to 129 tokens take 11 blocks"):
+            model.generate(prompt, num_beams=3, max_tokens=60)
+
+
 @pytest.mark.parametrize("beams", [1, 2])
 def test_results_are_told_as_soon_as_they_are_done(path, beams):
     """The shortest first; what is told is what is returned. An exception ends the work, and nothing is left of it."""

@@ -96,7 +96,7 @@ class Tasks:
 
         Raises:
             AudioError: not a sound, empty, longer than max_seconds, or with NaN in it. FileNotFoundError: no such file.
-            ContextOverflowError: n_ctx is too small for any text.
+            ContextOverflowError: n_ctx is too small for any text, or the cache for num_beams or best_of of them.
             UnsupportedError: not a model of speech, one that lacks what is asked for, or an extra is missing.
             ValueError, TypeError: an option out of its range, or of a wrong kind.
         """
@@ -160,7 +160,7 @@ class Tasks:
 
         Raises:
             UnsupportedError: not a model of the T5 family, or text for one without a tokenizer.
-            ContextOverflowError: the text is longer than the encoder takes.
+            ContextOverflowError: the text is longer than the encoder takes, or the cache has too few rows for beams.
             ValueError, TypeError: an option out of its range, or of a wrong kind.
         """
         settings, called = Text2Text(**options), time.perf_counter()

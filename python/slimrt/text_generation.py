@@ -113,7 +113,7 @@ class TextGeneration(Tasks):
                 the work and goes on to the caller.
 
         Raises:
-            ContextOverflowError: a prompt does not fit; nothing was computed.
+            ContextOverflowError: a prompt, or what beams may come to, does not fit; nothing was computed.
             GrammarError: a grammar or schema that is wrong, or has what cannot be enforced: it is named, and nothing
                 was computed. A ValueError.
             UnsupportedError: text, stop strings, a grammar or DRY's breakers for a model without a tokenizer; a grammar

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
-from slimrt.generation.beams import search_beams
+from slimrt.generation.beams import beam_places, search_beams
 from slimrt.generation.drafts import DraftedRun
 from slimrt.generation.generate import Run, run_texts
 from slimrt.generation.loop import loop_of
@@ -14,7 +14,6 @@ from slimrt.generation.search import Append, Logits, Logprobs, Task, Wait
 from slimrt.generation.sequences import Sequences
 from slimrt.plumbing.arguments import whole
 from slimrt.results import Generation
-from slimrt.runtime.kinds import check_sequences
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session
 
@@ -140,6 +139,6 @@ def _likeliest(
     if n > beams:
         raise ValueError(f"n={n} answers need as many beams, num_beams is {beams}")
     runs = [Run(runtime, one, options, seed + i * n, None, called) for i, one in enumerate(prompts)]
-    check_sequences(runtime, beams)
-    engine = Sequences(runtime)
-    return [found[:n] for found in loop_of(runtime).run((beams, search_beams(engine, one, called)) for one in runs)]
+    taken, engine = [beam_places(one) for one in runs], Sequences(runtime)
+    tasks = (search_beams(engine, one, called) for one in runs)
+    return [found[:n] for found in loop_of(runtime).run(zip(taken, tasks, strict=True))]

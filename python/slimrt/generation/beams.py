@@ -9,6 +9,19 @@ from dataclasses import replace
 from slimrt.generation.generate import Run
 from slimrt.generation.search import Append, Engine, Hypothesis, Logits, Task, beam_search
 from slimrt.results import Generation, Timings
+from slimrt.runtime.kinds import places
+
+
+def beam_places(run: Run) -> int:
+    """Sequences that search_beams takes for this run. Errors as places()."""
+    n_prompt, limit = len(run.prompt), _limit(run)
+    return places(run.runtime, run.options.num_beams, n_prompt + max(limit - 1, 0), shared=n_prompt)
+
+
+def _limit(run: Run) -> int:
+    """Tokens at most: as many as were asked for, and as the context holds, of which the last takes no row."""
+    room = run.runtime.n_ctx - len(run.prompt) + 1
+    return room if run.options.max_tokens < 0 else min(run.options.max_tokens, room)
 
 
 def search_beams(engine: Engine, run: Run, called: float) -> Task[list[Generation]]:
@@ -17,7 +30,7 @@ def search_beams(engine: Engine, run: Run, called: float) -> Task[list[Generatio
     Args:
         called: time.perf_counter() when the user asked.
     """
-    options, prompt, n_ctx = run.options, list(run.prompt), run.runtime.n_ctx
+    options, prompt, limit = run.options, list(run.prompt), _limit(run)
 
     def rules(row: Logits, tokens: Sequence[int]) -> None:
         row[:] = run.adjusted(row, tokens)
@@ -31,8 +44,6 @@ def search_beams(engine: Engine, run: Run, called: float) -> Task[list[Generatio
         yield from run.sources(sequence)
         row = (yield Append([(sequence, prompt)]))[0]
         ready = time.perf_counter()
-        room = n_ctx - len(prompt) + 1  # the last token takes no row
-        limit = room if options.max_tokens < 0 else min(options.max_tokens, room)
         found = [Hypothesis((), (), False)]
         if limit > 0:
             found = yield from beam_search(

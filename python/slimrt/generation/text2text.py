@@ -10,7 +10,7 @@ import numpy as np
 
 from slimrt import core
 from slimrt.errors import ContextOverflowError, UnsupportedError
-from slimrt.generation.beams import search_beams
+from slimrt.generation.beams import beam_places, search_beams
 from slimrt.generation.generate import Run, run_texts
 from slimrt.generation.loop import loop_of
 from slimrt.generation.options import GenerateOptions, Options
@@ -18,7 +18,7 @@ from slimrt.generation.search import Encode, Task
 from slimrt.generation.sequences import Sequences
 from slimrt.plumbing.arguments import check_function
 from slimrt.results import Generation
-from slimrt.runtime.kinds import check_sequences, require
+from slimrt.runtime.kinds import require
 from slimrt.runtime.runtime import Runtime
 from slimrt.tokenizer.detokenizer import IncrementalDetokenizer
 from slimrt.tokenizer.tokenizer import Tokenizer
@@ -111,9 +111,9 @@ def text2text(
     runs = [EncodedRun(runtime, source, i, options, seed, called) for i, source in enumerate(sources)]
     if options.num_beams == 1:
         return run_texts(runtime, runs, options)
-    check_sequences(runtime, options.num_beams)
-    engine = Sequences(runtime)
-    return loop_of(runtime).run((options.num_beams, _told(one, search_beams(engine, one, called))) for one in runs)
+    taken, engine = [beam_places(one) for one in runs], Sequences(runtime)
+    tasks = (_told(one, search_beams(engine, one, called)) for one in runs)
+    return loop_of(runtime).run(zip(taken, tasks, strict=True))
 
 
 def _told(run: EncodedRun, search: Task[list[Generation]]) -> Task[Generation]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from slimrt.errors import UnsupportedError
+from slimrt.cache.planner import BLOCK
+from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.modelfile.source import ModelSource
 from slimrt.runtime.runtime import Runtime
 
@@ -41,10 +42,31 @@ def continues_texts(source: ModelSource) -> None:
         )
 
 
-def check_sequences(runtime: Runtime, needed: int) -> None:
-    """ValueError where one search needs more sequences at once than the model was loaded with."""
-    if needed > int(runtime.info["n_seqs"]):
+def places(runtime: Runtime, needed: int, most: int, shared: int = 0) -> int:
+    """Sequences that a search takes of its model's loop: those that it needs, or more where the cache has fewer rows
+    than full contexts. Searches at once then never lack rows, which none of them could give up for another.
+
+    Args:
+        most: rows of each of its sequences at the end. shared: those at the beginning that they have in common.
+
+    Raises:
+        ValueError: the model was loaded with fewer sequences.
+        ContextOverflowError: the search may take more rows than the cache has.
+    """
+    n_seqs, n_ctx, tokens = (int(runtime.info[name]) for name in ("n_seqs", "n_ctx", "cache_tokens"))
+    if needed > n_seqs:
         raise ValueError(
-            f"num_beams or best_of {needed} needs {needed} sequences at once, the model has {runtime.info['n_seqs']}: "
+            f"num_beams or best_of {needed} needs {needed} sequences at once, the model has {n_seqs}: "
             f"load it with n_seqs={needed}, or a multiple of it for as many inputs at once"
         )
+    if tokens == n_ctx * n_seqs:
+        return needed
+    together, there = shared // BLOCK, -(-tokens // BLOCK)
+    taken = together + needed * (-(-most // BLOCK) - together)
+    if taken > there:
+        raise ContextOverflowError(
+            f"{needed} texts at once of up to {most} tokens take {taken} blocks of {BLOCK} tokens, the cache has "
+            f"{there}: give a larger cache_tokens (--cache-tokens), a smaller num_beams or best_of, or less room for "
+            "the text"
+        )
+    return max(needed, -(-n_seqs * taken // there))

@@ -24,11 +24,11 @@ Make = Callable[[Transcription, int, Heard, Told], Whisper | Moonshine]
 """A model for one sound, or window, from options and a seed."""
 
 
-def in_batches(loop: Loop, make: Make, sources: Sequence[Source], width: int) -> list[Transcript]:
-    """The transcripts of sounds, whose windows take at most `width` sequences at once."""
-    sounds = [_Windows(make, source) for source in sources]
+def in_batches(loop: Loop, make: Make, sources: Sequence[Source], needs: int, at_once: int) -> list[Transcript]:
+    """The transcripts of sounds, whose windows, so many at once, take `needs` sequences each."""
+    sounds, width = [_Windows(make, source) for source in sources], needs * at_once
     loop.run(((1, sound.detect()) for sound in sounds), Call(width=width))
-    loop.run(((sound.needs, sound.window(k)) for sound in sounds for k in range(sound.n_windows)), Call(width=width))
+    loop.run(((needs, sound.window(k)) for sound in sounds for k in range(sound.n_windows)), Call(width=width))
     return [sound.result for sound in sounds]
 
 
@@ -49,11 +49,6 @@ class _Windows:
     @property
     def n_windows(self) -> int:
         return len(self._windows)
-
-    @property
-    def needs(self) -> int:
-        """Sequences that a window takes."""
-        return self._options.sequences
 
     def detect(self) -> Task[None]:
         """Its language, by its first window; a sound without any is done."""

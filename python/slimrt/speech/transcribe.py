@@ -11,7 +11,7 @@ from slimrt.generation.loop import loop_of
 from slimrt.generation.search import Task
 from slimrt.generation.sequences import Sequences
 from slimrt.plumbing.notes import tell, warn
-from slimrt.runtime.kinds import check_sequences, require
+from slimrt.runtime.kinds import places, require
 from slimrt.runtime.runtime import Runtime
 from slimrt.speech.audio import SAMPLE_RATE, Audio, Sound, read_sound, seconds
 from slimrt.speech.batched import Make, in_batches
@@ -35,7 +35,7 @@ def transcribe(
 ) -> list[Transcript]:
     """The segments of each sound, and about it. Arguments and errors as Model.transcribe."""
     kind = require(runtime, "whisper", "moonshine", to="transcribe")
-    _check_sequences(runtime, options)
+    taken = _places(runtime, options)
     make = _whisper_maker(runtime, options) if kind == "whisper" else _moonshine_maker(runtime, options)
     sounds = _read(audios, sample_rate, options.max_seconds)
     progress = Progress(options, [seconds(one.samples) for one in sounds])
@@ -45,9 +45,9 @@ def transcribe(
     ]
     made, loop = partial(make, Sequences(runtime)), loop_of(runtime)
     if options.batch_size is not None:
-        return in_batches(loop, made, sources, options.batch_size * options.sequences)
+        return in_batches(loop, made, sources, taken, options.batch_size)
     alone = len(sources) == 1
-    return loop.run((options.sequences, _one(made, source, alone)) for source in sources)
+    return loop.run((taken, _one(made, source, alone)) for source in sources)
 
 
 def detect_languages(
@@ -68,15 +68,17 @@ def detect_languages(
     )
 
 
-def _check_sequences(runtime: Runtime, options: Transcription) -> None:
-    """ValueError where the model was loaded with fewer sequences than are asked for."""
-    check_sequences(runtime, options.sequences)
+def _places(runtime: Runtime, options: Transcription) -> int:
+    """Sequences that a sound takes of the loop. ValueError: the model was loaded with fewer than are asked for;
+    ContextOverflowError: its cache has fewer rows."""
+    taken = places(runtime, options.sequences, runtime.n_ctx)
     needed, there = (options.batch_size or 1) * options.sequences, int(runtime.info["n_seqs"])
     if needed > there:
         raise ValueError(
             f"batch_size {options.batch_size} needs {needed} sequences at once, the model has {there}: load it with "
             f"n_seqs={needed}"
         )
+    return taken
 
 
 def _read(audios: Sequence[Audio], sample_rate: int, max_seconds: float) -> list[Sound]:
