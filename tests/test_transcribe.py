@@ -36,6 +36,7 @@ from slimrt.generation.loop import loop_of
 from slimrt.speech.audio import SAMPLE_RATE, read_sound
 from slimrt.speech.languages import code_of
 from slimrt.speech.mel import log_mel
+from slimrt.speech.pauses import cut_at_segment, cut_at_sentences, usual_duration
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -87,6 +88,7 @@ class Speaker(ScriptedEngine):
         for i in range(len(tokens)):  # from the token before the text on, each looks at the next 0.2 s
             start = 10 * max(i - tokens.tolist().index(NO_TIMES), 0)
             weights[:, i, start : start + 10] = 0.1
+        weights[:, -2, start - 10 :] = 0.1  # what foretells the end looks at all that is left
         return weights
 
 
@@ -349,6 +351,49 @@ def test_word_timestamps(path):
     assert words == [(" ab", 0.0, 0.6), (" cd.", 0.6, 1.2), (" e", 1.4, 1.8)]
     assert [len(s.words) for s in segments] == [2, 1] and not engine.live
     assert all(w.probability > 0.99 for s in segments for w in s.words)
+
+
+class Pausing(Speaker):
+    """Is silent for 4 s before the eighth token, whose attention is there already."""
+
+    def alignment(self, sequence, tokens, heads):
+        weights = super().alignment(sequence, tokens, heads)
+        late = tokens.tolist().index(NO_TIMES) + 7
+        weights[:, late:] = np.roll(weights[:, late:], 200, axis=2)
+        weights[:, late, 70:270] = 0.1
+        return weights
+
+
+@pytest.mark.parametrize(
+    ("text", "times"),
+    [(" ab cd. e f", [(0.0, 0.6), (0.6, 1.2), (4.6, 5.8), (5.8, 6.2)]),  # behind a sentence: twice the usual 0.6 s
+     (" ab cdx e f", [(0.0, 0.6), (0.6, 1.4), (5.1, 5.8), (5.8, 6.2)])],  # where a segment begins at 5.4 s
+)  # fmt: skip
+def test_no_word_lasts_through_a_pause(path, text, times):
+    """As in openai/whisper."""
+    cut = [] if "." in text else [at(1.4), at(5.4)]
+    engine = Pausing(constant([at(0), *said(text[:7]), *cut, *said(text[7:]), at(6)]))
+    segments, _ = scripted_model(path, engine).transcribe(sound((8.0, 0.3)), word_timestamps=True)
+    words = [word for segment in segments for word in segment.words]
+    assert "".join(word.word for word in words) == text
+    np.testing.assert_allclose([(word.start, word.end) for word in words], times, atol=1e-6)
+
+
+def test_times_of_words_beside_pauses():
+    """By hand: a usual word lasts 0.4 s."""
+    assert usual_duration([(0, 0.4), (0.4, 0.4), (0.4, 0.8), (0.8, 6)]) == 0.4 and usual_duration([(1, 1)]) == 0.0
+    assert usual_duration([(0, 2.0)]) == 0.7
+    assert cut_at_sentences([" a", ".", " b"], [(0, 3), (3, 5), (5, 5.4)], 0.4)[1] == (3, 3.8)
+    for times, (start, end), before, expected in (
+        ([(1, 6)], (0, 9), 0, [(5.2, 6)]),  # the first word behind a pause
+        ([(1, 4), (4, 6)], (0, 9), 0, [(4.4, 5.2), (5.2, 6)]),  # and the second
+        ([(5.5, 6)], (5, 9), 0, [(5.5, 6)]),
+        ([(1, 1.9)], (1.7, 9), 1, [(1.5, 1.9)]),  # it begins long before its segment
+        ([(1, 1.4), (1.4, 4)], (1, 2), 1, [(1, 1.4), (1.4, 2)]),  # it ends long behind it
+        ([], (1, 2), 0, []),
+    ):
+        found = np.array(cut_at_segment(times, start, end, before, 0.4))
+        np.testing.assert_allclose(found, np.array(expected), atol=1e-9, err_msg=str(times))
 
 
 def test_heads_of_a_larger_model_tell_no_times_of_words(tmp_path, monkeypatch):

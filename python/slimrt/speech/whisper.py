@@ -26,6 +26,7 @@ from slimrt.plumbing.numbers import log_normaliser
 from slimrt.speech.audio import Samples, seconds
 from slimrt.speech.mel import FRAMES_PER_SECOND, HOP, Mel, log_mel
 from slimrt.speech.options import Transcription
+from slimrt.speech.pauses import cut_at_segment
 from slimrt.speech.records import Segment, Word
 from slimrt.speech.rules import WhisperRules, compression_ratio, pieces
 from slimrt.speech.silence import Span, stretches
@@ -93,6 +94,7 @@ class Whisper:
     language_probability: float = field(init=False)
     _segments: list[Segment] = field(default_factory=list)
     _previous: list[int] = field(default_factory=list)
+    _spoken_until: float = 0.0  # seconds: the end of the last word
 
     def __post_init__(self) -> None:
         tokens = self.model.tokens
@@ -329,20 +331,22 @@ class Whisper:
         tokens = self.model.tokens
         text = [token for _, _, part in parts for token in part if token < tokens.end]
         likely = [p for token, p in zip(decoded.tokens, decoded.probabilities, strict=True) if token < tokens.end]
-        spoken = spoken_words(
+        spoken, usual = spoken_words(
             self.engine, sequence, tokens, self.model.heads, self.language, self.options.task, text, likely, size
         )
         result: list[tuple[Word, ...]] = []
         at = left = 0
-        for _, _, part in parts:
+        for start, end, part in parts:
             left += sum(token < tokens.end for token in part)
-            mine = []
+            mine: list[Word] = []
             while at < len(spoken) and left > 0:
                 left -= len(spoken[at].tokens)
-                word = spoken[at].word
-                mine.append(Word(word.word, offset + word.start, offset + word.end, word.probability))
+                mine.append(spoken[at].word)
                 at += 1
-            result.append(tuple(mine))
+            given = [(offset + word.start, offset + word.end) for word in mine]
+            times = cut_at_segment(given, offset + start, offset + end, self._spoken_until, usual)
+            result.append(tuple(Word(w.word, *time, w.probability) for w, time in zip(mine, times, strict=True)))
+            self._spoken_until = times[-1][1] if times else self._spoken_until
         return result
 
 

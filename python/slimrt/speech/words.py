@@ -5,11 +5,13 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt.speech.pauses import Times, cut_at_sentences, usual_duration
 from slimrt.speech.records import Word
 from slimrt.speech.rules import SECONDS_PER_TIME
 from slimrt.speech.vocabulary import WhisperTokens
@@ -46,8 +48,8 @@ def spoken_words(
     text: Sequence[int],
     probabilities: Sequence[float],
     n_frames: int,
-) -> list[Spoken]:
-    """The words of a window.
+) -> tuple[list[Spoken], float]:
+    """The words of a window, and how long they usually last, in seconds.
 
     The text is forced through the decoder; the attention of `heads`, which follow the sound, is normalised over the
     tokens, filtered by a median over time and averaged; the cheapest monotonic path through it gives the time of each
@@ -59,7 +61,7 @@ def spoken_words(
         n_frames: mel frames of sound in the window.
     """
     if not text:
-        return []
+        return [], 0.0
     prompt = [tokens.start, *tokens.instructions(language, task, False)]
     engine.truncate(sequence, 0)
     forced = np.array([*prompt, *text, tokens.end], np.int32)
@@ -67,13 +69,16 @@ def spoken_words(
     engine.truncate(sequence, 0)
     rows = token_times(weights, len(prompt) - 1, len(text) + 1)
     groups = split_words(tokens, text, language)
-    found, at = [], 0
-    for word, ids in groups:
-        start, end = (float(rows[i]) * SECONDS_PER_TIME for i in (at, at + len(ids)))
-        probability = float(np.mean(probabilities[at : at + len(ids)]))
-        found.append(Spoken(Word(word, start, end, probability), tuple(ids)))
-        at += len(ids)
-    return merge_punctuation(found)
+    bounds = np.cumsum([0, *(len(ids) for _, ids in groups)]).tolist()
+    begins = [float(rows[at]) * SECONDS_PER_TIME for at in bounds]
+    times: Times = list(pairwise(begins))
+    usual = usual_duration(times)
+    cut = cut_at_sentences([word for word, _ in groups], times, usual)
+    found = [
+        Spoken(Word(word, start, end, float(np.mean(probabilities[at : at + len(ids)]))), tuple(ids))
+        for (word, ids), (start, end), at in zip(groups, cut, bounds, strict=False)
+    ]
+    return merge_punctuation(found), usual
 
 
 def token_times(weights: Weights, first: int, count: int) -> NDArray[np.int64]:

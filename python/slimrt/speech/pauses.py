@@ -1,0 +1,56 @@
+"""Words beside pauses: dynamic time warping gives a pause to a word next to it, from which openai/whisper takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_LONGEST_USUAL = 0.7  # seconds of a usual word: more is a median of pauses
+_SENTENCE_ENDS = ".。!！?？"
+_APART = 0.5  # seconds that a word may reach beyond its segment
+
+Times = list[tuple[float, float]]
+"""Start and end of words, seconds."""
+
+
+def usual_duration(times: Times) -> float:
+    """The median duration of words, of those that have one; 0.0 without any."""
+    durations = [end - start for start, end in times if end > start]
+    return min(float(np.median(durations)), _LONGEST_USUAL) if durations else 0.0
+
+
+def cut_at_sentences(words: Sequence[str], times: Times, usual: float) -> Times:
+    """Marks that end a sentence, and words behind these, last twice a usual word at most; marks are words here."""
+    result = list(times)
+    for i, (start, end) in enumerate(times):
+        if i == 0 or end - start <= 2 * usual:
+            continue
+        if words[i] in _SENTENCE_ENDS:
+            result[i] = start, start + 2 * usual
+        elif words[i - 1] in _SENTENCE_ENDS:
+            result[i] = end - 2 * usual, end
+    return result
+
+
+def cut_at_segment(times: Times, start: float, end: float, before: float, usual: float) -> Times:
+    """The words of a segment without pauses: the first two after one last twice a usual word at most, and no word
+    reaches far beyond the segment.
+
+    Args:
+        start, end: of the segment. before: end of the last word of the one before.
+    """
+    if not times:
+        return []
+    begins, ends = map(list, zip(*times, strict=True))
+    longest, several = 2 * usual, len(times) > 1
+    long = ends[0] - begins[0] > longest or (several and ends[1] - begins[0] > 2 * longest)
+    if ends[0] - before > 4 * usual and long:
+        if several and ends[1] - begins[1] > longest:
+            ends[0] = begins[1] = max(ends[1] / 2, ends[1] - longest)
+        begins[0] = max(0.0, ends[0] - longest)
+    if begins[0] + _APART < start < ends[0]:
+        begins[0] = max(0.0, min(ends[0] - usual, start))
+    if begins[-1] < end < ends[-1] - _APART:
+        ends[-1] = max(begins[-1] + usual, end)
+    return list(zip(begins, ends, strict=True))
