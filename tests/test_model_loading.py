@@ -322,7 +322,7 @@ def test_rows_that_lie_side_by_side_leave_the_file(tied, tmp_path):
     file = core.GgufFile(str(path))
     quantised = {name: file.tensor_bytes(name) for name, (kind, _) in file.tensors().items() if kind == "q4_k"}
     looked_up = quantised["token_embd.weight"]
-    assert {name for name in quantised if file.held(name)[0] == "q4_k"} == {"token_embd.weight"}
+    assert {name for name in quantised if core.held(file)[name][0] == "q4_k"} == {"token_embd.weight"}
     with slimrt.Model(path, n_ctx=64, progress=False) as model:
         memory = model.memory()
         assert memory["weights"] == sum(quantised.values()) - looked_up and memory["mapped"] >= looked_up
@@ -330,7 +330,7 @@ def test_rows_that_lie_side_by_side_leave_the_file(tied, tmp_path):
         assert resident(path) < file.bytes().size / 4
 
 
-def test_heads_that_are_no_sixteens_of_rows_lie_as_before(tmp_path):
+def test_heads_that_are_no_sixteens_of_rows_lie_as_before(tmp_path, run):
     """Q, K and V are read head by head, elsewhere and in other modes: of heads of 8 they are unpacked to f16."""
     got = [logits_of(tmp_path / str(dequantised), "Q4_1", dequantised) for dequantised in (False, True)]  # 4 heads of 8
     assert rms(got[0] - got[1]) < 0.03 * rms(got[1])
@@ -342,6 +342,9 @@ def test_heads_that_are_no_sixteens_of_rows_lie_as_before(tmp_path):
         if not name.endswith("norm.weight")
     }
     assert len(unpacked) == 7 and core.plan(str(tmp_path / "False"))["weights"] == sum(sizes.values())
+    tensors = json.loads(run("inspect", tmp_path / "False", "--json")[1])["tensors"]
+    assert {t["name"]: t["held_bytes"] for t in tensors if "held_as" in t} == sizes
+    assert all((t["held_as"] == "f16") == (t["name"] in unpacked) for t in tensors if "held_as" in t)
 
 
 @pytest.mark.parametrize(("stored", "d"), [("Q4_1", 32), ("Q5_1", 32), ("Q2_K", 256)])

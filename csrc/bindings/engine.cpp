@@ -292,6 +292,16 @@ nb::dict plan_dict(const FileOrPath& from, const nb::kwargs& args) {
     return d;
 }
 
+nb::dict held(const FileOrPath& from, const std::string& cache) {
+    CacheOptions options;
+    options.mode.all = cache;
+    options.n_ctx = 1;
+    nb::dict out;
+    for (const auto& [name, t] : plan_matrices(open_file(from), options))
+        out[name.c_str()] = nb::make_tuple(dtype_info(t.dtype).name, t.bytes());
+    return out;
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& m) {
@@ -329,6 +339,7 @@ void bind_engine(nb::module_& m) {
         .def("save_rows", &PyEngine::save_rows, nb::arg("sequence"), nb::arg("begin"))
         .def("load_rows", &PyEngine::load_rows, nb::arg("sequence"), nb::arg("data"));
     m.def("plan", &plan_dict, nb::arg("file"), nb::arg("options"));
+    m.def("held", &held, nb::arg("file"), nb::arg("cache"));
 }
 
 }  // namespace slimrt

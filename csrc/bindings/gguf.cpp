@@ -6,8 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "core/error.h"
-#include "kernels/cpu/cpu_backend.h"
-#include "model/weight_memory.h"
+#include "kernels/cpu/isa.h"
 
 namespace slimrt {
 namespace {
@@ -90,15 +89,6 @@ const Tensor& find_tensor(const GgufFile& file, const std::string& name) {
     return it->second;
 }
 
-/// The type that a matrix is multiplied in on the CPU, and how many bytes it has there.
-nb::tuple held(const GgufFile& file, const std::string& name) {
-    const Tensor& t = find_tensor(file, name);
-    const cpu::Isa& isa = cpu::choose_isa("");
-    const auto multiplied = [&](DType type) { return cpu::multiplies(isa, type); };
-    const DType type = held_type(file, name, t.rows, multiplied);
-    return nb::make_tuple(dtype_info(type).name, t.rows * row_bytes(type, t.cols));
-}
-
 auto read_tensor(const GgufFile& file, const std::string& name) {
     const Tensor& t = find_tensor(file, name);
     int n = 0;
@@ -149,7 +139,6 @@ void bind_gguf(nb::module_& m) {
         .def("tensor_list", &tensor_list)
         .def("tensor_bytes",
              [](const GgufFile& f, const std::string& name) { return find_tensor(f, name).bytes(); })
-        .def("held", &held)
         .def("read", &read_tensor)
         .def("move_to_huge_pages", &GgufFile::move_to_huge_pages, nb::call_guard<nb::gil_scoped_release>())
         .def("require_unchanged", &GgufFile::require_unchanged)

@@ -201,4 +201,10 @@ EngineInfo plan(const GgufFile& file, const EngineOptions& options) {
     return measure(file, options, {}).info;
 }
 
+std::map<std::string, Tensor> plan_matrices(const GgufFile& file, const CacheOptions& options) {
+    const std::vector<DeviceLayers> devices = share_layers("cpu", read_config(file).n_layers);
+    const auto dry = open_backends(devices, 1, true);
+    return Decoder(file, options, shares_of(devices, dry)).matrices();
+}
+
 }  // namespace slimrt

@@ -1,6 +1,7 @@
 // What an engine would allocate: its own code on a backend that only counts.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -67,6 +68,10 @@ struct EngineInfo {
 
 /// What Engine would allocate, to the byte: the same code on a backend that only counts. Reads no weight.
 EngineInfo plan(const GgufFile& file, const EngineOptions& options);
+
+/// The matrices of the file that an engine on the CPU has, by name, as it holds them: with types and sizes,
+/// without data.
+std::map<std::string, Tensor> plan_matrices(const GgufFile& file, const CacheOptions& options);
 
 /// What the planner measures. For each part: activations, bytes of scratch that are enough for any step;
 /// workspaces, the same of the backend's own; available, bytes free on its device, 0: unknown.

@@ -70,6 +70,8 @@ class Decoder {
     /// Rows of encoder states; null without an encoder.
     KvCache* encoder_states() { return encoder_states_.get(); }
     Encoder* encoder() const { return encoder_.get(); }
+    /// Of the file, by name, as they lie in memory.
+    const std::map<std::string, Tensor>& matrices() const { return weights_.matrices; }
     /// Bytes of weights that a part reads in place from the file.
     uint64_t mapped_bytes(const Part& part) const {
         const auto of_part = weights_.mapped.find(part.backend);

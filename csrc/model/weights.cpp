@@ -66,6 +66,7 @@ class Loader final : public TensorSource {
         const auto native = [this](DType dtype) { return backend_->native(dtype); };
         const Tensor held = memory_.hold(name, *t, held_type(file_, name, part ? part : rows, native));
         if (held.data != t->data && !backend_->dry()) file_.let_go(*t);
+        w_.matrices[name] = held;
         return held;
     }
 

@@ -66,6 +66,7 @@ struct Weights {
     Norm layer_embd_norm;
     std::vector<LayerWeights> layers;
     EncoderWeights encoder;
+    std::map<std::string, Tensor> matrices;     // of the file, by name, as they are held
     std::vector<Buffer> owned;                  // memory of tensors that are not used in place
     std::map<const Backend*, uint64_t> mapped;  // bytes that each backend reads in place from the file
 };

@@ -78,8 +78,6 @@ class GgufFile:
     def tensor_list(self) -> list[tuple[str, int, tuple[int, ...], int]]:
         """In the order of the file: name, ggml's number of the type, sizes (innermost first), position in bytes()."""
     def tensor_bytes(self, name: str, /) -> int: ...
-    def held(self, name: str, /) -> tuple[str, int]:
-        """The type that the CPU multiplies a matrix in, and its bytes there: its own, or what it becomes at load."""
     def read(self, name: str, /) -> NDArray[np.float32]:
         """The tensor unpacked to float32 [rows, cols]."""
     def bytes(self) -> NDArray[np.uint8]:
@@ -370,6 +368,9 @@ def plan(
     """What Engine would allocate with the same arguments, to the byte, without reading a weight: the keys of
     Engine.memory() and of Engine.info(). Of tensors that are in no file yet it supposes float32, and static scales of
     rows (attn_kr_row.scale, attn_xr_row.scale) for the types q8, fp8_e4m3, q4, q3 and q2."""
+
+def held(file: GgufFile | str, cache: str) -> dict[str, tuple[str, int]]:
+    """What slimrt.core.held says. cache: a mode that is legal in all layers and needs no fold; errors as Engine."""
 
 def resolve_layers(
     file: GgufFile | str,

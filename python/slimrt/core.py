@@ -308,6 +308,16 @@ def baseline(file: GgufFile | str) -> str:
     return next(mode.name for mode in modes(file) if mode.legal)
 
 
+def held(file: GgufFile | str) -> dict[str, tuple[str, int]]:
+    """The matrices that a model has on the CPU, by name: the type of each there, in which it is multiplied, and its
+    bytes: its own, or what it becomes at load.
+
+    Raises:
+        ModelFormatError, UnsupportedError: as `Engine`.
+    """
+    return _core.held(file, baseline(file))
+
+
 @cache
 def attention_modes(
     *,

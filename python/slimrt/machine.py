@@ -179,7 +179,7 @@ def _per_row(kind: Decoding, isa: str, n_threads: int) -> float:
 def bytes_by_type(file: core.GgufFile) -> dict[str, int]:
     """What tensors of each type take, for follow(): of the types products read, which may not be the file's."""
     weights: dict[str, int] = {}
-    for kind, size in map(file.held, file.tensors()):
+    for kind, size in core.held(file).values():
         weights[kind] = weights.get(kind, 0) + size
     return weights
 

@@ -261,7 +261,7 @@ def _idle_experts(file: core.GgufFile, architecture: str) -> int:
         return 0
     experts = int(file.value(f"{architecture}.expert_count"))
     idle = experts - int(file.value(f"{architecture}.expert_used_count"))
-    return sum(file.held(name)[1] for name in file.tensors() if "_exps." in name) * idle // experts
+    return sum(size for name, (_, size) in core.held(file).items() if "_exps." in name) * idle // experts
 
 
 def _prefill_only(source: ModelSource, file: core.GgufFile, info: core.Plan, layer: int) -> float:

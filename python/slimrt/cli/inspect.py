@@ -93,12 +93,13 @@ def _report(source: ModelSource) -> dict[str, Any]:
     file = source.file
     found = file.tensors().items()
     tensors = [_tensor(name, type, rows, cols, file.tensor_bytes(name)) for name, (type, (rows, cols)) in found]
-    for tensor in tensors:
-        held, n_bytes = file.held(tensor["name"])
-        if tensor["rows"] > 1 and held != tensor["type"]:
-            tensor |= {"held_as": held, "held_bytes": n_bytes}
     report = _contents(str(source.path), file, tensors)
     try:
+        held = core.held(file)
+        for tensor in tensors:
+            type, n_bytes = held.get(tensor["name"], (tensor["type"], 0))
+            if type != tensor["type"]:
+                tensor |= {"held_as": type, "held_bytes": n_bytes}
         modes = [_cache_mode(source, mode) for mode in _described(source, cross=False)]
         report |= {"cache_modes": modes, "pays": _pays(modes), "cache": _chosen(source)}
         return report | ({"cross_modes": _cross_modes(source)} if source.has_encoder else {})
