@@ -16,10 +16,10 @@ import pytest
 import slimrt
 from conftest import GREEDY, PROMPT, TESTS, lies_side_by_side, relative, rms, third_party
 from slimrt import core
-from slimrt.modelfile.gguf import read_gguf, write_gguf
+from slimrt.modelfile.gguf import Tensor, read_gguf, write_gguf
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.units import format_bytes, parse_bytes
-from tiny_model import BOS, write_tiny
+from tiny_model import BOS, TOKENS, write_tiny
 
 SHIPPED = TESTS.parent / "models"
 
@@ -141,6 +141,24 @@ def test_files_that_are_no_models(tmp_path):
         slimrt.Model(bad)
     with pytest.raises(slimrt.ModelFormatError, match="it has no config.json"):
         slimrt.Model(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [len(TOKENS) - 1, len(TOKENS) + 7])
+def test_rows_of_the_embedding_beside_tokens(rows, tiny, tmp_path, run):
+    """Published models have more, which no text leads to; a token without one is not looked up behind the last."""
+    model, values = read_gguf(tiny), np.random.default_rng(1).normal(size=(rows, 32))
+    path = tmp_path / "model.gguf"
+    tensors = [Tensor.of(name, values) for name in ("token_embd.weight", "output.weight")]
+    write_gguf(path, model.with_tensors(*tensors), show_progress=False)
+    if rows > len(TOKENS):
+        with slimrt.Model(path, n_ctx=64) as loaded:
+            assert loaded.n_vocab == rows and loaded.generate("ab", max_tokens=9, seed=3).text is not None
+        return
+    said = f"token_embd.weight' has {rows} rows, fewer than the {len(TOKENS)} tokens of tokenizer.ggml.tokens"
+    for use in (slimrt.Model, slimrt.plan, lambda path: slimrt.convert(path, tmp_path / "out.gguf")):
+        with pytest.raises(slimrt.ModelFormatError, match=said):
+            use(path)
+    assert said in run("inspect", path)[1]
 
 
 def test_what_fits_instead(tmp_path):
@@ -312,9 +330,9 @@ def test_rows_that_lie_side_by_side_leave_the_file(tied, tmp_path):
     path = write_tiny(tmp_path / "m", d=256, d_ff=8192, stored="Q4_K")
     if not tied:
         data = read_gguf(path)
-        rows = np.tile(data.tensor("token_embd.weight").load(), (2, 1))[:272]
+        rows = np.tile(data.tensor("token_embd.weight").load(), (2, 1))[:304]
         values = {
-            name: replace(data.tensor("token_embd.weight"), name=name, shape=(272, 256), load=lambda: rows)
+            name: replace(data.tensor("token_embd.weight"), name=name, shape=(304, 256), load=lambda: rows)
             for name in ("token_embd.weight", "output.weight")
         }
         write_gguf(tmp_path / "untied", data.with_tensors(*values.values()), show_progress=False)

@@ -65,14 +65,20 @@ RopeConfig read_rope(const GgufFile& file, const std::string& prefix, const Mode
     return r;
 }
 
+/// Rows of the embedding: one for each token, and perhaps some that no text has.
 int read_vocab(const GgufFile& file) {
     const auto it = file.tensors().find("token_embd.weight");
     if (it == file.tensors().end())
         fail(ErrorCode::format, file.path(), ": tensor 'token_embd.weight' is missing",
              file.tensors().empty() ? " (the file holds a vocabulary only)" : "");
-    if (it->second.rows > (1 << 26))
-        fail(ErrorCode::format, file.path(), ": a vocabulary of ", it->second.rows);
-    return int(it->second.rows);
+    const int64_t rows = it->second.rows;
+    if (rows > (1 << 26)) fail(ErrorCode::format, file.path(), ": a vocabulary of ", rows);
+    const auto key = file.metadata().find("tokenizer.ggml.tokens");
+    const auto* tokens = key == file.metadata().end() ? nullptr : std::get_if<GgufArray>(&key->second);
+    if (tokens && tokens->count > uint64_t(rows))
+        fail(ErrorCode::format, file.path(), ": tensor 'token_embd.weight' has ", rows,
+             " rows, fewer than the ", tokens->count, " tokens of tokenizer.ggml.tokens");
+    return int(rows);
 }
 
 /// How many layers of multi-token prediction (MTP) follow the others. If one of them is an ordinary layer,
