@@ -99,6 +99,50 @@ def test_what_is_no_plain_file_is_never_replaced(convert, tmp_path):
         assert not target.is_file() and target.exists()
 
 
+@pytest.mark.parametrize("cache", [None, "k"])
+@pytest.mark.parametrize("exists", [False, True])
+def test_what_a_link_leads_to_is_written(exists, cache, convert, tmp_path):
+    """The link stays; everything is made where the file is, for another disk may be there."""
+    there, link = tmp_path / "there", tmp_path / "link.gguf"
+    there.mkdir()
+    link.symlink_to("there/file.gguf")
+    if exists:
+        link.write_text("the old target")
+        with pytest.raises(FileExistsError, match="link.gguf exists"):
+            tool.convert(convert(GOLDEN / "llama_mha"), link, progress=False, overwrite=False)
+    os.chmod(tmp_path, 0o555)
+    try:
+        assert tool.convert(convert(GOLDEN / "llama_mha"), link, cache=cache, progress=False).path == link
+    finally:
+        os.chmod(tmp_path, 0o755)
+    assert os.readlink(link) == "there/file.gguf" and read_gguf(there / "file.gguf").tensors
+    assert sorted(tmp_path.iterdir()) == [link, there] and list(there.iterdir()) == [there / "file.gguf"]
+
+
+def test_links_that_lead_nowhere(convert, tmp_path):
+    one, two, source = tmp_path / "one.gguf", tmp_path / "two.gguf", convert(GOLDEN / "llama_mha")
+    one.symlink_to(two)
+    two.symlink_to(one)
+    with pytest.raises(OSError, match="symbolic links.*one.gguf"):
+        tool.convert(source, one, progress=False)
+    assert sorted(tmp_path.iterdir()) == [one, two] and one.is_symlink() and two.is_symlink()
+    one.unlink()
+    one.symlink_to("none/file.gguf")
+    with pytest.raises(FileNotFoundError, match="none: no such directory"):
+        tool.convert(source, one, progress=False)
+    two.unlink()
+    two.symlink_to(source)
+    with pytest.raises(ValueError, match="two.gguf is the source itself"):
+        tool.convert(source, two, progress=False)
+
+
+def test_a_link_to_an_open_file_that_has_no_name_is_no_plain_file(convert, tmp_path):
+    with (tmp_path / "gone").open("wb") as file:
+        (tmp_path / "gone").unlink()
+        with pytest.raises(OSError, match="is not a plain file"):
+            tool.convert(convert(GOLDEN / "llama_mha"), f"/proc/self/fd/{file.fileno()}", progress=False)
+
+
 def test_what_would_fail_in_the_end_fails_at_once(convert, tmp_path, monkeypatch):
     source, out, binary = convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf", tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")
@@ -240,3 +284,14 @@ def test_a_session_replaces_sessions_alone(run, tiny, tmp_path):
     assert run(*command)[0] == 0
     out.write_bytes(b"")  # as mktemp makes it
     assert run(*command)[0] == 0
+
+
+def test_commands_write_what_a_link_leads_to(run, tiny, tmp_path):
+    session, plot, link = tmp_path / "session", tmp_path / "plot.svg", tmp_path / "link.svg"
+    link.symlink_to(session)
+    assert run("generate", tiny, "-p", "a", "-n", 1, "--save-session", link)[0] == 0
+    assert session.read_bytes().startswith(b"SLIMRTSE")
+    link.unlink()
+    link.symlink_to(plot)
+    assert run("inspect", tiny, "--spectrum", link)[0] == 0
+    assert plot.read_text().startswith("<?xml") and sorted(tmp_path.iterdir()) == [link, plot, session]

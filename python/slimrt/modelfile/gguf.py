@@ -19,7 +19,7 @@ from gguf.gguf_writer import GGUFValue
 from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.plumbing import progress as bars
-from slimrt.plumbing.files import written_beside
+from slimrt.plumbing.files import followed, written_beside
 from slimrt.plumbing.units import format_bytes
 
 F32 = GGMLQuantizationType.F32
@@ -167,7 +167,7 @@ def _value(kind: int, item: int | None, value: Any) -> GGUFValue:
 def check_room(path: Path, model: ModelData) -> int:
     """What the tensors of a model take in a GGUF file. OSError: that does not fit where the file is to be written."""
     needed = sum(-(-t.nbytes // _ALIGNMENT) * _ALIGNMENT for t in model.tensors.values())
-    free = shutil.disk_usage(path.parent).free
+    free = shutil.disk_usage(followed(path).parent).free
     if needed > free:
         message = f"needs {format_bytes(needed)} for the result, {format_bytes(free)} free"
         raise OSError(errno.ENOSPC, message, str(path))

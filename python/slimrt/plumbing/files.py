@@ -57,25 +57,42 @@ def decode_text(data: bytes, name: str) -> str:
         raise ValueError(f"{name}: not UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
+def followed(target: Path) -> Path:
+    """The file to write under a name: where that is a symbolic link what it leads to, which need not be there yet.
+
+    Raises:
+        OSError: links lead in a circle.
+    """
+    if not target.is_symlink():
+        return target
+    file = Path(os.path.realpath(target))
+    if file.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(target))
+    return file
+
+
 def check_target(target: Path) -> None:
     """Refuses a path that no file can be written to, before the work whose result it is for.
 
     Raises:
-        OSError: no such directory, one that must not be written to, or something there that is not a plain file.
+        OSError: no such directory, one that must not be written to, something there that is not a plain file, or links
+            that lead in a circle.
     """
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"{target.parent}: no such directory")
+    file = followed(target)
+    if not file.parent.is_dir():
+        raise FileNotFoundError(f"{file.parent}: no such directory")
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a directory; name the file to write")
-    if target.exists() and not target.is_file():
+    if target.exists() and not file.is_file():  # /dev/stdout may lead to what has no name
         raise OSError(f"{target} is not a plain file; name another to write")
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise PermissionError(f"{target.parent}: no permission to write to this directory")
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"{file.parent}: no permission to write to this directory")
 
 
 @contextmanager
 def written_beside(target: Path) -> Iterator[Path]:
-    """A path to write to, that becomes `target` when all went well and vanishes when anything did not.
+    """A path to write to, that becomes `target`, or what that links to, when all went well and vanishes when anything
+    did not.
 
     Raises:
         OSError: as check_target; or the disk is full, ...; it names `target`.
@@ -85,21 +102,22 @@ def written_beside(target: Path) -> Iterator[Path]:
         yield partial
         with partial.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(partial, target)
+        os.replace(partial, followed(target))
 
 
 @contextmanager
 def stand_in(target: Path, suffix: str, make: Callable[[Path], object]) -> Iterator[Path]:
-    """A new file or folder beside a target, under a name of its own; gone afterwards.
+    """A new file or folder beside a target, or what that links to, under a name of its own; gone afterwards.
 
     Where this process is killed it stays, and goes when the same target is written again: whoever uses one holds a lock
     on it, which ends with the process.
     """
-    remove_leftovers(target)
-    path, descriptor = target, None
+    beside = followed(target)
+    remove_leftovers(beside)
+    path, descriptor = beside, None
     try:
         while descriptor is None:
-            path = target.with_name(f".{target.name}.{secrets.token_hex(4)}{suffix}")
+            path = beside.with_name(f".{beside.name}.{secrets.token_hex(4)}{suffix}")
             with writing(target, path):
                 make(path)
                 descriptor = _claim(path)
@@ -107,7 +125,7 @@ def stand_in(target: Path, suffix: str, make: Callable[[Path], object]) -> Itera
     finally:
         if descriptor is not None:
             os.close(descriptor)
-        if path != target:
+        if path != beside:
             _remove(path)
 
 
