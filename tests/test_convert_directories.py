@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from conftest import GOLDEN, values_of
 from reference_files import hf_tensors
@@ -546,8 +547,6 @@ def test_windows_that_have_no_effect(tmp_path):
 
 
 def save_tensors(directory: Path, tensors: dict[str, np.ndarray]) -> None:
-    from safetensors.numpy import save_file
-
     save_file(
         {name: np.ascontiguousarray(t, np.float32) for name, t in tensors.items()}, directory / "model.safetensors"
     )
@@ -562,6 +561,19 @@ def test_a_bare_model_and_computed_buffers_are_read(tmp_path):
     wanted, _ = read_hf(GOLDEN / "gpt2_tanh")
     got, _ = read_hf(directory)
     assert all(np.array_equal(got.tensor(n).values(), t.values()) for n, t in wanted.tensors.items())
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int64])
+def test_computed_buffers_may_be_of_types_that_no_weight_has(dtype, tmp_path):
+    """Pythia's files, and GPT-2's that were saved again, hold masks of booleans or bytes."""
+    for name, stem in (("gptneox", "gpt_neox.layers.0.attention"), ("gpt2_tanh", "transformer.h.0.attn")):
+        directory = Path(shutil.copytree(GOLDEN / name, tmp_path / name))
+        tensors = {key: tensor.astype(np.float32) for key, tensor in hf_tensors(directory).items()}
+        mask = {f"{stem}.bias": np.tril(np.ones((1, 1, 128, 128))).astype(dtype)}
+        save_file(tensors | mask, directory / "model.safetensors")
+        wanted, got = read_hf(GOLDEN / name)[0], read_hf(directory)[0]
+        assert wanted.tensors.keys() == got.tensors.keys()
+        assert all(np.array_equal(got.tensor(n).values(), t.values()) for n, t in wanted.tensors.items())
 
 
 def test_a_tied_head_may_be_stored_but_not_differ(tmp_path):

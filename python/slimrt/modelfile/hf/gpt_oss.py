@@ -99,7 +99,8 @@ class Unpacked:
         if kind == "":
             turned = replace(entry, shape=(shape[0], shape[2], shape[1]))
             return _Part(turned, lambda: source.elements(name).swapaxes(1, 2))
-        if shape[3] != _BLOCK // 2 or scales is None or scales.shape != shape[:3]:
+        of_bytes = scales is not None and entry.dtype == scales.dtype == "U8"
+        if shape[3] != _BLOCK // 2 or scales is None or scales.shape != shape[:3] or not of_bytes:
             raise ModelFormatError(f"{entry.file}: tensor '{name}' is {list(shape)}, without scales for its blocks")
         packed = replace(entry, dtype="MXFP4", shape=(*shape[:2], shape[2] * _BLOCK))
         return _Part(packed, lambda: as_gguf(source.elements(name), source.elements(_scales(name))))

@@ -16,8 +16,9 @@ from slimrt.modelfile.hf.config import Config, Sizes
 from slimrt.modelfile.hf.families import ALWAYS, Source, Stack
 from slimrt.modelfile.hf.safetensors_files import DTYPES, Entry
 
-# What an Entry's dtype becomes: safetensors' names, and those of GGML's quantised types.
-TYPES = {kind.name: kind for kind in GGMLQuantizationType} | {"F64": F32}
+# What an Entry's dtype becomes: safetensors' names, and those of GGML's quantised types. Of integers no weight is made:
+# computed buffers, such as masks, may be of these.
+TYPES = {kind.name: kind for kind in GGMLQuantizationType if not re.fullmatch(r"I\d+", kind.name)} | {"F64": F32}
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Layout:
 
         Raises:
             ModelFormatError: one is missing, of a wrong shape, or should be another's copy and is not.
-            UnsupportedError: the files hold one that the family does not have.
+            UnsupportedError: the files hold one that the family does not have, or one of a type that is not read.
         """
         used = {self.head, *self.embeddings}
         for copy in self.embeddings[1:]:
@@ -218,7 +219,12 @@ class Layout:
     def _entry(self, name: str) -> Entry:
         if not self._has(name):
             raise ModelFormatError(f"{self.config.where}: tensor '{name}' is missing")
-        return self.checkpoint.entries[name]
+        entry = self.checkpoint.entries[name]
+        if entry.dtype not in TYPES:
+            raise UnsupportedError(
+                f"{entry.file}: tensor '{name}' is {entry.dtype}; slimrt converts {', '.join(DTYPES)}"
+            )
+        return entry
 
 
 def interleave_pairs(rows: np.ndarray, n_heads: int) -> np.ndarray:

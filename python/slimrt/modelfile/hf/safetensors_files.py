@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,12 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 
 # bfloat16, which NumPy lacks, as its bits.
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-# Bytes of packed weights, which a model type unpacks (families.py: stored).
-_PACKED = re.compile(r".*\.experts\.\w+_(blocks|scales)")
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor is: its file, dtype (a key of DTYPES), shape and first byte."""
+    """Where a tensor is: its file, dtype as safetensors calls it, shape and first byte."""
 
     file: Path
     dtype: str
@@ -47,7 +44,7 @@ class Checkpoint:
 
     Raises:
         ModelFormatError: no weights, a missing shard, a truncated or corrupted file, a tensor that its shard lacks.
-        UnsupportedError: weights in another format, or of a type that slimrt does not read.
+        UnsupportedError: weights in another format.
     """
 
     def __init__(self, directory: Path):
@@ -60,7 +57,7 @@ class Checkpoint:
             self.entries |= found
 
     def elements(self, name: str) -> np.ndarray:
-        """The elements of a tensor, mapped from the file [shape]; bfloat16 as its bits (uint16)."""
+        """The elements of a tensor of DTYPES or U8, mapped from the file [shape]; bfloat16 as its bits (uint16)."""
         entry = self.entries[name]
         return np.memmap(entry.file, DTYPES.get(entry.dtype, np.uint8), "r", entry.offset, entry.shape)
 
@@ -104,8 +101,6 @@ def _read_header(file: Path) -> dict[str, Entry]:
     entries = {}
     for name in names:
         tensor = header[name]
-        if tensor["dtype"] not in DTYPES and not (tensor["dtype"] == "U8" and _PACKED.fullmatch(name)):
-            raise UnsupportedError(f"{file}: tensor '{name}' is {tensor['dtype']}; slimrt converts {', '.join(DTYPES)}")
         offset = 8 + length + tensor["data_offsets"][0]
         entries[name] = Entry(file, tensor["dtype"], tuple(tensor["shape"]), offset)
     return entries
