@@ -231,6 +231,10 @@ def test_plan_finds_the_largest_context(tiny):
     row = slimrt.plan(tiny, n_ctx=256, memory_limit=half).asked
     assert not row.fits and row.max_n_ctx == 128
     assert slimrt.plan(tiny, memory_limit=1000).asked.max_n_ctx == 0
+    to_the_byte = slimrt.plan(tiny, n_ctx=100).asked.total  # 128 rows, and a RoPE table of 100
+    for less, fits, most in ((0, True, 100), (1, False, 96)):
+        row = slimrt.plan(tiny, n_ctx=100, memory_limit=to_the_byte - less).asked
+        assert (row.fits, row.max_n_ctx) == (fits, most)
     assert slimrt.plan(tiny).asked.max_n_ctx == 256
     assert slimrt.plan(tiny, cache=["kv", "k"]).asked.cache == "mixed"
 

@@ -81,7 +81,8 @@ class PlanRow(MemorySizes):
 
     Attributes:
         cache: mode of all layers, or "mixed".
-        max_n_ctx: the largest context that fits the limit, up to the trained one or to what was asked for; 0 if none.
+        max_n_ctx: the largest context that fits the limit, in whole blocks or as asked for, up to the trained one or to
+            what was asked for; 0 if none.
         fits: the asked context fits.
         smaller_from: the context from which it takes less memory than kv of the same type, derived weights and scratch
             counted; None for kv itself, and where it never does.

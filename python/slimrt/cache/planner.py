@@ -249,12 +249,13 @@ class Planner:
 
     def row(self, choice: CacheChoice, n_ctx: int) -> PlanRow:
         sizes = self.sizes(choice, n_ctx)
+        fits, largest = self.fit(sizes), self.largest_n_ctx(choice, n_ctx)
         cache = sizes.modes[0] if len(set(sizes.modes)) == 1 else "mixed"
         plain = self.sizes(CacheChoice.of(self.source.baseline, DEFAULT_TYPE).with_cross(choice.cross), n_ctx)
         return PlanRow(
             cache=cache,
-            max_n_ctx=self.largest_n_ctx(choice, n_ctx),
-            fits=self.fit(sizes),
+            max_n_ctx=max(largest, n_ctx) if fits else largest,
+            fits=fits,
             smaller_from=None if cache == self.source.baseline else self.smaller_from(choice),
             times_by_types=_times_by_types(sizes),
             times_held=plain.held_bytes / sizes.held_bytes,
