@@ -241,6 +241,10 @@ def test_wrong_usage_and_errors(whisper, wavs, capsys, tmp_path):
     assert "bad.wav: not a sound that can be read" in capsys.readouterr().err
     assert main(["transcribe", model, wavs[0], wavs[0], "-o", str(tmp_path / "out")]) == 1
     assert "several sounds would be written to" in capsys.readouterr().err
+    (tmp_path / "taken" / "two.txt").mkdir(parents=True)
+    assert main(["transcribe", model, *wavs, "-o", str(tmp_path / "taken")]) == 1
+    assert "two.txt is a directory" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["two.txt"]  # before the work
     assert main(["transcribe", model, wavs[0], "-o", str(tmp_path / "absent" / "deeper")]) == 0
     assert (tmp_path / "absent" / "deeper" / "one.txt").read_text() == "Hello there.\nBye\n"
     assert main(["transcribe", model, wavs[0], "-l", "xx"]) == 1

@@ -229,6 +229,8 @@ def _targets(args: argparse.Namespace, form: str) -> dict[str, Path]:
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a directory: name one to write the files to")
     folder.mkdir(parents=True, exist_ok=True)
+    for target in targets.values():
+        check_target(target)
     return targets
 
 
