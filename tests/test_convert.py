@@ -11,8 +11,11 @@ from dataclasses import replace
 import gguf
 import numpy as np
 import pytest
+from gguf import GGUFValueType
+from gguf.gguf_writer import GGUFValue
 
 from conftest import GOLDEN, relative, values_of
+from slimrt import core
 from slimrt.converter import convert as tool
 from slimrt.converter.quantize import OUT_TYPES, requantise
 from slimrt.errors import CacheUnsupportedError, ModelFormatError, UnsupportedError
@@ -20,6 +23,7 @@ from slimrt.folding.attention import MODES, Attention
 from slimrt.modelfile import gguf as gguf_file
 from slimrt.modelfile.gguf import read_gguf
 from slimrt.modelfile.hf.directory import read_hf
+from tiny_model import write_tiny
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -116,6 +120,28 @@ def test_folded_file_says_what_it_is(convert, tmp_path):
     assert not model.tensor("blk.0.attn_qkv.bias").values()[-48:].any()
     reader = gguf.GGUFReader(out)  # the file is GGUF to others too
     assert len(reader.tensors) == len(model.tensors)
+
+
+def test_metadata_arrives_unchanged(tmp_path):
+    """Every type, also text that is not UTF-8."""
+    of = GGUFValueType
+    said = {
+        "x.text": GGUFValue(b"a\xffb", of.STRING),
+        "x.texts": GGUFValue([b"\xff", b"b"], of.ARRAY, of.STRING),
+        "x.flags": GGUFValue([True, False], of.ARRAY, of.BOOL),
+        "x.small": GGUFValue([-1, 2], of.ARRAY, of.INT8),
+        "x.large": GGUFValue(2**63 + 5, of.UINT64),
+        "x.third": GGUFValue(1 / 3, of.FLOAT64),
+        "x.infinite": GGUFValue([float("inf"), 0.5], of.ARRAY, of.FLOAT32),
+    }
+    source, out = tmp_path / "source.gguf", tmp_path / "out.gguf"
+    model = read_gguf(write_tiny(tmp_path / "tiny.gguf")).with_metadata(said)
+    gguf_file.write_gguf(source, model, show_progress=False)
+    tool.convert(source, out, progress=False)
+    before, after = (core.GgufFile(str(path)).fields() for path in (source, out))
+    assert before["x.text"][2] == b"a\xffb" and {key: repr(value) for key, value in before.items()} == {
+        key: repr(value) for key, value in after.items() if not key.startswith("slimrt.")
+    }
 
 
 def test_converting_again_starts_from_the_plain_model(convert, tmp_path):

@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -156,9 +156,10 @@ def read_gguf(file: GgufPath) -> ModelData:
 
 
 def _value(kind: int, item: int | None, value: Any) -> GGUFValue:
-    """Of a key. Strings of arrays stay bytes: a token need not be UTF-8."""
+    """Of a key. Strings of arrays stay bytes, for a token need not be UTF-8, and so does another one that is not."""
     if isinstance(value, bytes):
-        value = value.decode(errors="replace")
+        with suppress(UnicodeDecodeError):
+            value = value.decode()
     elif isinstance(value, np.ndarray):
         value = value.tolist()
     return GGUFValue(value, GGUFValueType(kind), None if item is None else GGUFValueType(item))
