@@ -143,6 +143,18 @@ def test_a_link_to_an_open_file_that_has_no_name_is_no_plain_file(convert, tmp_p
             tool.convert(convert(GOLDEN / "llama_mha"), f"/proc/self/fd/{file.fileno()}", progress=False)
 
 
+def test_names_that_cannot_be_written(convert, tmp_path):
+    """The engine reads the result, and has names in UTF-8; the file that stands in for it has a longer name."""
+    with pytest.raises(ValueError, match="not UTF-8 here"):
+        tool.convert(convert(GOLDEN / "llama_mha"), tmp_path / "a\udcff.gguf", progress=False)
+    for cache, length in ((None, 245), ("k", 255), (None, 300)):
+        name = "n" * length
+        with pytest.raises(OSError, match="name too long") as raised:
+            tool.convert(convert(GOLDEN / "llama_mha"), tmp_path / name, cache=cache, progress=False)
+        assert raised.value.filename == str(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_would_fail_in_the_end_fails_at_once(convert, tmp_path, monkeypatch):
     source, out, binary = convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf", tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")

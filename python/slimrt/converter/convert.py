@@ -37,7 +37,7 @@ from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, sourc
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING, AUTO, BASELINES, FOLDED
 from slimrt.plumbing import progress as bars
-from slimrt.plumbing.files import check_target, stand_in, writing
+from slimrt.plumbing.files import check_target, check_utf8, stand_in, writing
 
 
 def convert(
@@ -126,7 +126,8 @@ def convert(
 
     Raises:
         ValueError: an unknown mode or type, an argument the mode has no use for, both targets, target_bytes below
-            the least that any choice takes (the message says it), a text that is not UTF-8, or out is the source.
+            the least that any choice takes (the message says it), a text or out's name that is not UTF-8, or out is the
+            source.
         FileExistsError: out exists and overwrite is false.
         CacheUnsupportedError: the mode is not exact for this model; names the layer, the reason, and legal modes. Or
             it loses too much of V in this type (`gate`); names the figure, the layer, and the nearest that does not.
@@ -298,6 +299,7 @@ def _check(source: Path, target: Path, outtype: str | None, overwrite: bool) -> 
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or directory")
     check_target(target)
+    check_utf8(target)
     if not target.exists():
         return
     if any(target.samefile(file) for file in source_files(source)):

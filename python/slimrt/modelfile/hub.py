@@ -18,6 +18,7 @@ from typing import Any
 from slimrt.errors import DownloadError, UnsupportedError
 from slimrt.modelfile.hub_files import Chosen, choose
 from slimrt.plumbing import progress
+from slimrt.plumbing.files import check_utf8
 from slimrt.plumbing.notes import note
 from slimrt.plumbing.units import format_bytes
 
@@ -81,8 +82,7 @@ def located(path: str | os.PathLike[str], show_progress: bool | None = None) -> 
     """
     text = re.sub("^hf:/+", "hf://", os.fspath(path))  # Path makes one slash of two
     if Path(text).exists():
-        if os.fsencode(text) != text.encode(errors="replace"):
-            raise ValueError(f"{text}: this path is not UTF-8 here: rename what it names, or give a link to it")
+        check_utf8(text)
         return Path(text)
     if url := _URL.fullmatch(text):
         raise UnsupportedError(_about_url(url))

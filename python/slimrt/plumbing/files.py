@@ -57,6 +57,12 @@ def decode_text(data: bytes, name: str) -> str:
         raise ValueError(f"{name}: not UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
+def check_utf8(path: str | Path) -> None:
+    """ValueError: a path that is not UTF-8, as the engine has them."""
+    if os.fsencode(path) != str(path).encode(errors="replace"):
+        raise ValueError(f"{path}: this path is not UTF-8 here: rename what it names, or give a link to it")
+
+
 def followed(target: Path) -> Path:
     """The file to write under a name: where that is a symbolic link what it leads to, which need not be there yet.
 
@@ -126,7 +132,8 @@ def stand_in(target: Path, suffix: str, make: Callable[[Path], object]) -> Itera
         if descriptor is not None:
             os.close(descriptor)
         if path != beside:
-            _remove(path)
+            with suppress(OSError):  # what went wrong before says more
+                _remove(path)
 
 
 def _claim(path: Path) -> int | None:
