@@ -99,6 +99,7 @@ def test_wrong_usage_is_one_sentence(run, tiny, arguments, said):
         (("--target-error", "1%", "--target-bytes", "6x"), "one or the other"),
         (("--cache-type", "q8"), "this conversion is for none: name it too (--cache)"),
         (("--cache", "k:q8", "--cache-type", "q4"), "leave one out"),
+        (("--outtype", "q9"), "unknown outtype 'q9'; the types are: f32, f16"),
     ],
 )
 def test_wrong_usage_of_convert(run, tmp_path, arguments, said):

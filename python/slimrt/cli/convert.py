@@ -99,13 +99,17 @@ def several(text: str) -> int | float | list[int | float]:
 
 
 def _check_cache(args: argparse.Namespace) -> None:
-    """Wrong usage where the flags about the cache do not go together, whatever the model. A target alone means auto."""
+    """Wrong usage, whatever the model: flags about the cache that do not go together, or no such outtype. A target
+    alone means auto."""
+    from slimrt.converter.quantize import check_outtype
     from slimrt.converter.request import Asked, checked
 
     if args.cache is None and (args.target_error is not None or args.target_bytes is not None):
         args.cache = "auto"
     if "," in args.cache_type:
         args.cache_type = args.cache_type.split(",")
+    if args.outtype is not None:
+        from_flags(args, lambda: check_outtype(args.outtype))
     names = {field.name for field in fields(Asked)} - {"lossy"}
     asked = Asked(lossy=args.allow_lossy, **{name: getattr(args, name) for name in names})
     from_flags(args, lambda: checked(asked.spelled_out()))

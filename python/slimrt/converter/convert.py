@@ -16,7 +16,7 @@ from gguf.gguf_writer import GGUFValue
 from slimrt import core
 from slimrt.cache.config import CacheChoice
 from slimrt.cache.planner import Planner
-from slimrt.converter.quantize import OUT_TYPES, requantise, weight_type
+from slimrt.converter.quantize import check_outtype, requantise, weight_type
 from slimrt.converter.request import Asked, checked
 from slimrt.converter.share import share as share_layers
 from slimrt.converter.sparse import KEY as SPARSE_KEY
@@ -294,8 +294,8 @@ def _attention(model: ModelData, request: Request, calibration: Text, verify: bo
 
 
 def _check(source: Path, target: Path, outtype: str | None, overwrite: bool) -> None:
-    if outtype is not None and outtype not in OUT_TYPES:
-        raise ValueError(f"unknown outtype {outtype!r}; the types are: {', '.join(OUT_TYPES)}")
+    if outtype is not None:
+        check_outtype(outtype)
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or directory")
     check_target(target)

@@ -62,6 +62,12 @@ _LARGEST = {_Kind.F16: 65504.0, _Kind.Q8_0: 127 * 65504.0, _Kind.Q4_0: 8 * 65504
 _AT_ONCE = 1 << 23  # elements: 32 MiB of f32, a tenth of a second to quantise on one core
 
 
+def check_outtype(name: str) -> None:
+    """ValueError: no key of OUT_TYPES."""
+    if name not in OUT_TYPES:
+        raise ValueError(f"unknown outtype {name!r}; the types are: {', '.join(OUT_TYPES)}")
+
+
 def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
     """Return the model with its weight matrices in another type, converted when they are written.
 
@@ -76,27 +82,47 @@ def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
         outtype: a key of OUT_TYPES.
 
     Returns:
-        The model, and a warning for each matrix that could not get the type.
+        The model, and warnings: of matrices that could not get the type, one for all of a kind, and of those that are
+        rounded twice.
     """
-    out, warnings, changed = OUT_TYPES[outtype], [], []
+    out, changed = OUT_TYPES[outtype], list[Tensor]()
+    others: dict[tuple[bool, _Kind, _Kind, int], list[str]] = {}  # stays, type, wanted type, elements of a row
     for tensor in model.tensors.values():
         if len(tensor.shape) == 1 or tensor.name.endswith(".bias") or _KEPT.fullmatch(tensor.name):
             continue
         wanted = _wanted(tensor.name, out, model)
         kind = _fitting(wanted, tensor.shape[-1])
         if kind != wanted:
-            verb = "stays" if kind == tensor.type else "becomes"
-            block = GGML_QUANT_SIZES[wanted if kind == _Kind.Q8_0 else _Kind.Q8_0][0]
-            warnings.append(
-                f"{tensor.name} {verb} {kind.name.lower()}, not {wanted.name.lower()}: "
-                f"its rows of {tensor.shape[-1]} are no multiple of {block}"
-            )
+            others.setdefault((kind == tensor.type, kind, wanted, tensor.shape[-1]), []).append(tensor.name)
         if kind != tensor.type:
             changed.append(replace(tensor, type=kind, load=partial(_converted, tensor, kind)))
+    warnings = [_of_another_type(*how, names) for how, names in others.items()] + _rounded_twice(model, changed)
     metadata = {"general.file_type": uint32(int(out.file_type))}
     if out.kind not in _PLAIN:
         metadata["general.quantization_version"] = uint32(2)
     return model.with_tensors(*changed).with_metadata(metadata), warnings
+
+
+def _of_another_type(stays: bool, kind: _Kind, wanted: _Kind, row: int, names: list[str]) -> str:
+    """What to say of matrices with rows of `row` elements, which no blocks of the wanted type fill."""
+    one = len(names) == 1
+    which, whose = (names[0], "its") if one else (f"{names[0]} and {len(names) - 1} more", "their")
+    verb = ("stays" if stays else "becomes") if one else "stay" if stays else "become"
+    block = GGML_QUANT_SIZES[wanted if kind == _Kind.Q8_0 else _Kind.Q8_0][0]
+    types = f"{kind.name.lower()}, not {wanted.name.lower()}"
+    return f"{which} {verb} {types}: {whose} rows of {row} are no multiple of {block}"
+
+
+def _rounded_twice(model: ModelData, changed: list[Tensor]) -> list[str]:
+    """What to say of matrices that are quantised in the source, and quantised again."""
+    kinds = [model.tensor(tensor.name).type for tensor in changed if tensor.type not in _PLAIN]
+    before = [kind.name.lower() for kind in kinds if kind not in _PLAIN]
+    if not before:
+        return []
+    return [
+        f"what is {' or '.join(sorted(set(before)))} in the source is rounded a second time (matrices: {len(before)}): "
+        "the unquantised model, where there is one, gives a better result"
+    ]
 
 
 def weight_type(model: ModelData) -> str:
