@@ -57,7 +57,7 @@ PRODUCTS = [
     ),
     *(
         (name, f"float_dot<{stored}>", rf"float_p\w+_(tiles?|panels)<{stored}\b", bytes_of)
-        for name, stored, bytes_of in [("F16", "Half", 2), ("BF16", "Brain", 2), ("F32", "float", 4)]
+        for name, stored, bytes_of in [("F16", "Half", 2), ("BF16", "BFloat16", 2), ("F32", "float", 4)]
     ),
 ]
 

@@ -21,25 +21,25 @@ struct Access {
 /// Where the first of R rows calls for memory that are read side by side, R at a time: `ahead` bytes further
 /// in the order of reading.
 template <int R>
-class Calls {
+class PrefetchTarget {
   public:
-    Calls(const uint8_t* row, size_t stride, Access access) : skip_((R - 1) * stride) {
+    PrefetchTarget(const uint8_t* row, size_t stride, Access access) : skip_((R - 1) * stride) {
         const size_t each = static_cast<size_t>(access.ahead) / R, rows = each / stride;
         near_ = row + rows * R * stride + each % stride;
-        turn_ = stride - each % stride;
+        wrap_ = stride - each % stride;
     }
     /// At so many bytes of the row.
-    const uint8_t* at(size_t bytes) const { return near_ + bytes + (R > 1 && bytes >= turn_ ? skip_ : 0); }
+    const uint8_t* at(size_t bytes) const { return near_ + bytes + (R > 1 && bytes >= wrap_ ? skip_ : 0); }
 
   private:
     const uint8_t* near_;
-    size_t turn_, skip_;
+    size_t wrap_, skip_;
 };
 
 /// Calls for the cache lines of [at, at + bytes), which need not exist. Where t0 is usual it is asked about
 /// first: in NEON's loops of plain weights each further test is a twentieth.
 template <bool usually_t0 = false>
-[[gnu::always_inline]] static inline void call_for(const void* at, int64_t bytes, Hint hint) {
+[[gnu::always_inline]] static inline void prefetch(const void* at, int64_t bytes, Hint hint) {
     const uint8_t* const p = static_cast<const uint8_t*>(at);
     constexpr int kLine = 64;
     // Where it is not a constant it is tested here: three copies of the loop around would be no faster.
@@ -54,7 +54,7 @@ template <bool usually_t0 = false>
 
 /// Memory that is called for in steps: once a CPU waits for as many lines as it can (Zen 4: 24) it drops what
 /// else is called for, or waits before it does anything else.
-struct LinesAhead {
+struct PrefetchSteps {
     const char* at = nullptr;
     int64_t bytes = 0;  // a step; 0: nothing is called for
     Hint hint = Hint::t0;

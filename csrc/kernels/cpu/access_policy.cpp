@@ -16,7 +16,7 @@ namespace slimrt::cpu {
 namespace {
 
 constexpr const char* kHints[] = {"none", "t0", "t1", "nta"};
-constexpr int32_t kMostAhead = 1 << 20;
+constexpr int32_t kMaxDistance = 1 << 20;
 constexpr DType kTypes[] = {
     DType::F32,        DType::F16,       DType::BF16,     DType::Q8_0,     DType::Q4_0,     DType::Q4_K,
     DType::Q5_K,       DType::Q6_K,      DType::IQ4_NL,   DType::IQ4_XS,   DType::MXFP4,    DType::TQ2_0,
@@ -55,7 +55,7 @@ Access parse_one(std::string_view text) {
         if (parts[i] == "several")
             access.several = true;
         else if (std::from_chars(first, end, access.ahead) != std::from_chars_result{end, {}} || i > 1 ||
-                 access.ahead < 0 || access.ahead > kMostAhead)
+                 access.ahead < 0 || access.ahead > kMaxDistance)
             fail_access(text);
     }
     return access;

@@ -3,8 +3,8 @@
 // the first-level cache. Compiled once per ISA.
 #include "kernels/cpu/attention_absorbed.h"
 
-#include "kernels/cpu/attention_fours.h"
 #include "kernels/cpu/attention_pairs.h"
+#include "kernels/cpu/attention_q4.h"
 #include "kernels/cpu/stored.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
@@ -12,8 +12,8 @@ namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
 /// Scores of a vector of rows from row i on, which have the scales.
-void finish_turned(const TurnedScores& x, int64_t pair, int64_t i, float unit, Vec dots,
-                   const float* scales) {
+void finish_rotated(const RotatedScores& x, int64_t pair, int64_t i, float unit, Vec dots,
+                    const float* scales) {
     float* const out = x.out + pair * x.ld + i;
     const int64_t left = x.n - i;
     const auto read = [&](const float* p) { return left < lanes ? load_part(p, left) : load(p); };
@@ -24,31 +24,32 @@ void finish_turned(const TurnedScores& x, int64_t pair, int64_t i, float unit, V
     left < lanes ? store_part(out, dots, left) : store(out, dots);
 }
 
-const TurnedQuery* query_at(const TurnedScores& x, int64_t pair) {
-    return reinterpret_cast<const TurnedQuery*>(reinterpret_cast<const float*>(x.q) +
-                                                pair * turned_query_floats(x.dim));
+const RotatedQuery* query_at(const RotatedScores& x, int64_t pair) {
+    return reinterpret_cast<const RotatedQuery*>(reinterpret_cast<const float*>(x.q) +
+                                                 pair * rotated_query_floats(x.dim));
 }
 
-void score_codes(const TurnedScores& x) {
-    constexpr float kTurned = 0x1p15f / 32767;  // what products with turns lose
-    const int64_t dim = turned_dim(x.dim);
+void score_q8(const RotatedScores& x) {
+    constexpr float kQ15Correction = 0x1p15f / 32767;  // what products with turns lose
+    const int64_t dim = rotated_dim(x.dim);
     for (int64_t pair = 0; pair < x.n_heads * x.n_q; ++pair) {
         const int64_t head = pair / x.n_q;
         const auto* const q = query_at(x, pair);
-        int16_t turned[2 * kMaxTurnedDim];
-        turn_query(q, x.first, dim, turned);
+        int16_t rotated[2 * kMaxRotatedDim];
+        rotate_query(q, x.first, dim, rotated);
         const auto bytes = static_cast<int64_t>(x.head_stride);
-        const TurnedRows rows = {static_cast<const char*>(x.data) + head * (bytes ? bytes : x.dim),
-                                 static_cast<int64_t>(x.stride), static_cast<const int16_t*>(x.turns), dim};
+        const RotatedRows rows = {static_cast<const char*>(x.data) + head * (bytes ? bytes : x.dim),
+                                  static_cast<int64_t>(x.stride), static_cast<const int16_t*>(x.rotations),
+                                  dim};
         const auto* const scales =
             reinterpret_cast<const float*>(static_cast<const char*>(x.scales) + head * bytes);
-        const bool calls = pair % x.n_q == 0;
-        if (calls && x.ahead) call_share(x, head);
+        const bool prefetches = pair % x.n_q == 0;
+        if (prefetches && x.next) prefetch_next_block(x, head);
         for (int64_t i = 0; i < x.n; i += lanes) {
-            if (calls && x.head_stride) call_ahead(rows.data + i * rows.stride, rows.stride);
-            const Vec dots = x.n - i < lanes ? dots_of_rows<false>(turned, rows, i, x.n)
-                                             : dots_of_rows<true>(turned, rows, i, x.n);
-            finish_turned(x, pair, i, q->unit * kTurned, dots, scales + i);
+            if (prefetches && x.head_stride) prefetch_next_rows(rows.data + i * rows.stride, rows.stride);
+            const Vec dots = x.n - i < lanes ? dots_of_rows<false>(rotated, rows, i, x.n)
+                                             : dots_of_rows<true>(rotated, rows, i, x.n);
+            finish_rotated(x, pair, i, q->unit * kQ15Correction, dots, scales + i);
         }
     }
 }
@@ -63,45 +64,46 @@ struct HeadAt {
     const char *data, *scales;
     int64_t column;  // of the stored head
 };
-HeadAt head_at(const TurnedScores& x, int64_t head, int64_t i) {
+HeadAt head_at(const RotatedScores& x, int64_t head, int64_t i) {
     const HeadBytes bytes = head_bytes(DType(x.type), x.stored_dim);
     const auto of_head = static_cast<int64_t>(x.head_stride), row = static_cast<int64_t>(bytes.scales);
     return {static_cast<const char*>(x.data) + head * of_head + i * static_cast<int64_t>(x.stride),
             static_cast<const char*>(x.scales) + head * of_head + i * row, of_head ? 0 : head * x.dim};
 }
 
-/// A vector of rows of a head as floats; zeros from dim to turned_dim(dim), and past the last row.
-void read_rows(const TurnedScores& x, const HeadAt& head, int64_t n, float* to) {
-    const int64_t dim = turned_dim(x.dim);
+/// A vector of rows of a head as floats; zeros from dim to rotated_dim(dim), and past the last row.
+void read_rows(const RotatedScores& x, const HeadAt& head, int64_t n, float* to) {
+    const int64_t dim = rotated_dim(x.dim);
     memset(to, 0, static_cast<size_t>(lanes * dim) * sizeof(float));
     load_head(x.type, head.data, x.stride, head.scales, n, x.stored_dim, head.column, x.dim, to, dim);
 }
 
 /// Rows of other types, as floats: where and as they are stored, if these are whole vectors of numbers.
 template <class Code>
-void score_floats(const TurnedScores& x, bool scaled) {
-    const int64_t dim = turned_dim(x.dim), stride = static_cast<int64_t>(x.stride);
-    const auto* const turns = static_cast<const float*>(x.turns);
-    alignas(64) float rows[lanes * kMaxTurnedDim], turned[2 * kMaxTurnedDim];
+void score_floats(const RotatedScores& x, bool scaled) {
+    const int64_t dim = rotated_dim(x.dim), stride = static_cast<int64_t>(x.stride);
+    const auto* const rotations = static_cast<const float*>(x.rotations);
+    alignas(64) float rows[lanes * kMaxRotatedDim], rotated[2 * kMaxRotatedDim];
     for (int64_t head = 0; head < x.n_heads; ++head) {
-        if (x.ahead) call_share(x, head);
+        if (x.next) prefetch_next_block(x, head);
         for (int64_t i = 0; i < x.n; i += lanes) {
             const HeadAt at = head_at(x, head, i);
             const auto* const from = reinterpret_cast<const Code*>(at.data) + at.column;
             const int64_t n = x.n - i < lanes ? x.n - i : lanes;
             const bool copied = n < lanes || dim != x.dim || __is_same(Code, Packed);
-            if (x.head_stride) call_ahead(at.data, stride);
+            if (x.head_stride) prefetch_next_rows(at.data, stride);
             if (copied) read_rows(x, at, n, rows);
-            const float* const turn = turns_at(turns, dim, i, 0);
+            const float* const rotation = rotation_at(rotations, dim, i, 0);
             for (int64_t pair = head * x.n_q; pair < (head + 1) * x.n_q; ++pair) {
                 const auto* const q = query_at(x, pair);
-                if (x.n_q > 1 || i == 0) turn_query(q, x.first, dim, turned);
+                if (x.n_q > 1 || i == 0) rotate_query(q, x.first, dim, rotated);
                 if (copied) {
                     const auto row = static_cast<int64_t>(sizeof(float)) * dim;
-                    finish_turned(x, pair, i, q->unit, dots_of_floats(turned, rows, row, turn, dim), nullptr);
+                    finish_rotated(x, pair, i, q->unit, dots_of_floats(rotated, rows, row, rotation, dim),
+                                   nullptr);
                 } else if constexpr (!__is_same(Code, Packed)) {
-                    finish_turned(x, pair, i, q->unit, dots_of_floats(turned, from, stride, turn, dim),
-                                  scaled ? reinterpret_cast<const float*>(at.scales) : nullptr);
+                    finish_rotated(x, pair, i, q->unit, dots_of_floats(rotated, from, stride, rotation, dim),
+                                   scaled ? reinterpret_cast<const float*>(at.scales) : nullptr);
                 }
             }
         }
@@ -110,8 +112,8 @@ void score_floats(const TurnedScores& x, bool scaled) {
 
 }  // namespace
 
-void score_turned(const TurnedScores& x) {
-    if (DType(x.type) == DType::Q8) return score_codes(x);
+void score_rotated(const RotatedScores& x) {
+    if (DType(x.type) == DType::Q8) return score_q8(x);
     with_stored(x.type, [&]<class Stored>(Stored) {
         if constexpr (__is_same(typename Stored::Code, void))
             score_floats<Packed>(x, false);
@@ -120,22 +122,22 @@ void score_turned(const TurnedScores& x) {
     });
 }
 
-int64_t set_aside(float* p, int64_t n, bool codes, int32_t pair, float factor, WeightsBefore* before,
-                  SetAside* to) {
+int64_t extract_outliers(float* p, int64_t n, bool codes, int32_t pair, float factor, WeightStats* stats,
+                         Outlier* to) {
     // A weight is rounded to a part of the largest, as are all beside it but those of 0. In many bits that
     // does not matter where their squares add up to so many times its own; in 8, as much as rounding rows to
     // 8 bits does, where the mean of squares is such a part of its own.
     constexpr float kShare = 12, kTop = 12.5f, kMany = 1e38f;
-    const float squares = before->squares * factor * factor;
-    before->largest *= factor * factor;
+    const float squares = stats->squares * factor * factor;
+    stats->largest *= factor * factor;
     float few = kShare;
-    if (few_bits && codes) {
+    if (int8_weights && codes) {
         Vec weighed = splat(0);
         for (int64_t i = 0; i < n; i += lanes) weighed = weighed + min(load(p + i) * splat(kMany), splat(1));
-        before->rows += sum(weighed);
-        if (before->rows / kTop > kShare) few = before->rows / kTop;
+        stats->rows += sum(weighed);
+        if (stats->rows / kTop > kShare) few = stats->rows / kTop;
     }
-    int64_t n_aside = 0;
+    int64_t n_outliers = 0;
     for (;;) {
         Vec all = splat(0), high = splat(0);
         for (int64_t i = 0; i < n; i += lanes) {
@@ -143,30 +145,30 @@ int64_t set_aside(float* p, int64_t n, bool codes, int32_t pair, float factor, W
             all = fma(some, some, all);
             high = max(some, high);
         }
-        before->squares = squares + sum(all);
+        stats->squares = squares + sum(all);
         const float top = max_of(high);
-        if (!(top * top * few > before->squares) || n_aside == kMaxSetAside) break;
-        const auto stands_out = [&](float weight) { return weight * weight * few > before->squares; };
+        if (!(top * top * few > stats->squares) || n_outliers == kMaxOutliers) break;
+        const auto is_outlier = [&](float weight) { return weight * weight * few > stats->squares; };
         for (int64_t i = 0; i < n; i += lanes) {
-            if (!stands_out(max_of(load(p + i)))) continue;
-            for (int64_t j = i; j < i + lanes && n_aside < kMaxSetAside; ++j) {
-                if (!stands_out(p[j])) continue;
-                to[n_aside++] = {pair, static_cast<int32_t>(j), p[j]};
+            if (!is_outlier(max_of(load(p + i)))) continue;
+            for (int64_t j = i; j < i + lanes && n_outliers < kMaxOutliers; ++j) {
+                if (!is_outlier(p[j])) continue;
+                to[n_outliers++] = {pair, static_cast<int32_t>(j), p[j]};
                 p[j] = 0;
             }
         }
     }
-    for (int64_t i = 0; i < n_aside; ++i) {
-        const float square = to[i].weight * to[i].weight, largest = before->largest;
-        before->squares += square < largest ? square : largest;
-        before->largest = square < largest ? largest : square;
+    for (int64_t i = 0; i < n_outliers; ++i) {
+        const float square = to[i].weight * to[i].weight, largest = stats->largest;
+        stats->squares += square < largest ? square : largest;
+        stats->largest = square < largest ? largest : square;
     }
-    return n_aside;
+    return n_outliers;
 }
 
 namespace {
 
-void gather_codes(const AbsorbedValues& x, int64_t head, Strip& strip) {
+void gather_q8(const AbsorbedValues& x, int64_t head, Strip& strip) {
     const int64_t stride = x.dim;
     // Columns past the head's own are whatever follows in memory: at least the scales do.
     each_lane(x, head, strip.column % stride, stride, strip, [&](const char* from, RowCodes* to) {
@@ -175,7 +177,7 @@ void gather_codes(const AbsorbedValues& x, int64_t head, Strip& strip) {
     find_start(strip);
 }
 
-void absorb_codes(const AbsorbedValues& x) {
+void absorb_q8(const AbsorbedValues& x) {
     Weights weights(x);
     for (int64_t head = 0, at = 0; head < x.heads; ++head) {
         alignas(64) float scales[kAbsorbedRows] = {};
@@ -187,11 +189,11 @@ void absorb_codes(const AbsorbedValues& x) {
             else
                 memcpy(scales + row, from, static_cast<size_t>(end - row) * sizeof(float));
         });
-        weights.round(scales);
+        weights.quantise(scales);
         for (int64_t column = 0; column < x.dim; column += kStripColumns) {
             Strip strip;
             place_strip(x, at++, kStripColumns, strip);
-            gather_codes(x, head, strip);
+            gather_q8(x, head, strip);
             add_strip<absorbed_vectors, false>(x, strip, weights);
         }
     }
@@ -216,11 +218,11 @@ void add_rounded(const AbsorbedValues& x, int64_t column, int64_t n, const PairW
 }
 
 template <class Pairs>
-void absorb_rows(const AbsorbedValues& x) {
+void absorb_others(const AbsorbedValues& x) {
     const int64_t width = x.heads * x.dim;
     const bool exact = x.exact || !Pairs::fast || DType(x.type) == DType::F32;
     PairWeights weights(x);
-    if (!exact) weights.round(x);
+    if (!exact) weights.quantise(x);
     alignas(64) float strip[kAbsorbedRows * kPairColumns];
     if (!exact) memset(strip, 0, static_cast<size_t>(x.rows * kPairColumns) * sizeof(float));
     for (int64_t column = 0; column < width; column += kPairColumns) {
@@ -235,24 +237,24 @@ void absorb_rows(const AbsorbedValues& x) {
     }
 }
 
-constexpr int64_t kAsideColumns = 256;
+constexpr int64_t kOutlierColumns = 256;
 
 /// One row for one pair, as floats.
-void add_aside(const AbsorbedValues& x, const SetAside& aside) {
-    const int64_t block = aside.row / kBlockTokens, at = aside.row % kBlockTokens;
+void add_outlier(const AbsorbedValues& x, const Outlier& outlier) {
+    const int64_t block = outlier.row / kBlockTokens, at = outlier.row % kBlockTokens;
     const HeadBytes bytes = head_bytes(DType(x.type), x.dim);
     const auto stride = static_cast<int64_t>(bytes.elements), scales = static_cast<int64_t>(bytes.scales);
-    float* out = x.out + aside.pair * x.out_stride;
+    float* out = x.out + outlier.pair * x.out_stride;
     for (int64_t group = 0; group < x.heads; ++group, out += x.dim) {
         const char* const head = head_of(x, block, group);
         const char *const from = head + at * stride, *const scale =
                                                          head + kBlockTokens * stride + at * scales;
         for (int64_t c = 0, n; c < x.dim; c += n) {
-            float row[kAsideColumns];
-            n = x.dim - c < kAsideColumns ? x.dim - c : kAsideColumns;
-            load_head(x.type, from, bytes.elements, scale, 1, x.dim, c, n, row, kAsideColumns);
+            float row[kOutlierColumns];
+            n = x.dim - c < kOutlierColumns ? x.dim - c : kOutlierColumns;
+            load_head(x.type, from, bytes.elements, scale, 1, x.dim, c, n, row, kOutlierColumns);
             const float one = 1;
-            values(&aside.weight, 1, 1, &one, static_cast<uint32_t>(DType::F32), row, sizeof row, 1, n,
+            values(&outlier.weight, 1, 1, &one, static_cast<uint32_t>(DType::F32), row, sizeof row, 1, n,
                    out + c, 0);
         }
     }
@@ -261,10 +263,10 @@ void add_aside(const AbsorbedValues& x, const SetAside& aside) {
 }  // namespace
 
 void absorb_values(const AbsorbedValues& x) {
-    if (DType(x.type) == DType::Q8 && !x.exact) return absorb_codes(x);
-    if (absorb_fours<FourBitRows>(x)) return;
-    absorb_rows<RowPairs>(x);
-    for (int64_t i = 0; i < x.n_aside; ++i) add_aside(x, x.aside[i]);
+    if (DType(x.type) == DType::Q8 && !x.exact) return absorb_q8(x);
+    if (absorb_q4<FourBitRows>(x)) return;
+    absorb_others<RowPairs>(x);
+    for (int64_t i = 0; i < x.n_outliers; ++i) add_outlier(x, x.outliers[i]);
 }
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -6,8 +6,8 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-inline void store_turned(int16_t* to, Vec a, Vec b) { store_factors(to, a, b); }
-inline void store_turned(float* to, Vec a, Vec b) {
+inline void store_rotated(int16_t* to, Vec a, Vec b) { store_int16(to, a, b); }
+inline void store_rotated(float* to, Vec a, Vec b) {
     store(to, a);
     store(to + lanes, b);
 }
@@ -15,18 +15,18 @@ inline void store_turned(float* to, Vec a, Vec b) {
 /// The query as the first row of a block meets it: what the cosines of the rows after it are multiplied with,
 /// then what their sines are.
 template <class Number>
-void turn_query(const TurnedQuery* query, const float* first, int64_t dim, Number* to) {
-    const float *const q = reinterpret_cast<const float*>(query + 1), *const across = q + dim;
+void rotate_query(const RotatedQuery* query, const float* first, int64_t dim, Number* to) {
+    const float *const q = reinterpret_cast<const float*>(query + 1), *const q_perp = q + dim;
     for (int64_t c = 0; c < dim; c += 2 * lanes) {
-        Vec along[2], right[2];
+        Vec cos_part[2], sin_part[2];
         for (int i = 0; i < 2; ++i) {
             const int64_t at = c + i * lanes;
             const Vec cosine = load(first + at), sine = load(first + dim + at);
-            along[i] = fma(cosine, load(q + at), sine * load(across + at));
-            right[i] = cosine * load(across + at) - sine * load(q + at);
+            cos_part[i] = fma(cosine, load(q + at), sine * load(q_perp + at));
+            sin_part[i] = cosine * load(q_perp + at) - sine * load(q + at);
         }
-        store_turned(to + c, along[0], along[1]);
-        store_turned(to + dim + c, right[0], right[1]);
+        store_rotated(to + c, cos_part[0], cos_part[1]);
+        store_rotated(to + dim + c, sin_part[0], sin_part[1]);
     }
 }
 
@@ -45,19 +45,20 @@ struct FromOne {
 
 /// Products of a turned query with a vector of rows, `stride` bytes apart; turns: of the first of them.
 template <class Stored>
-Vec dots_of_floats(const float* query, const Stored* rows, int64_t stride, const float* turns, int64_t dim) {
+Vec dots_of_floats(const float* query, const Stored* rows, int64_t stride, const float* rotations,
+                   int64_t dim) {
     Vec acc[lanes];
 #pragma GCC unroll 16
     for (Vec& sum : acc) sum = splat(0);
     for (int64_t c = 0; c < dim; c += lanes) {
-        const Vec along = load(query + c), right = load(query + dim + c);
-        const float* const turn = turns_at(turns, dim, 0, c);
+        const Vec cos_part = load(query + c), sin_part = load(query + dim + c);
+        const float* const rotation = rotation_at(rotations, dim, 0, c);
         const FromOne row(stride);
         const char* four = reinterpret_cast<const char*>(rows + c);
 #pragma GCC unroll 16
         for (int j = 0; j < lanes; ++j) {
-            const float* const by = turn + j * 2 * kTurnColumns;
-            const Vec q = fma(along, load(by), right * load(by + kTurnColumns));
+            const float* const by = rotation + j * 2 * kRotationColumns;
+            const Vec q = fma(cos_part, load(by), sin_part * load(by + kRotationColumns));
             acc[j] = fma(q, load(reinterpret_cast<const Stored*>(row(j, four))), acc[j]);
         }
     }
@@ -65,16 +66,16 @@ Vec dots_of_floats(const float* query, const Stored* rows, int64_t stride, const
 }
 
 /// Rows of a head, `dim` columns: those past its own meet zeros.
-struct TurnedRows {
+struct RotatedRows {
     const char* data;
     int64_t stride;
-    const int16_t* turns;
+    const int16_t* rotations;
     int64_t dim;
 };
 
 /// Calls for what will be read after a vector of a stored head's rows, which follow each other, as far behind
 /// them as memory is away.
-inline void call_ahead(const char* rows, int64_t stride) {
+inline void prefetch_next_rows(const char* rows, int64_t stride) {
     constexpr int64_t kAhead = 10 << 10, kLine = 64;
     const char *at = rows + kAhead, *const end = at + lanes * stride;
 #pragma GCC unroll 8
@@ -83,10 +84,10 @@ inline void call_ahead(const char* rows, int64_t stride) {
 
 /// Calls for a head's share of the block that follows one of whole rows, in the order of memory: for the
 /// second level, since their heads are read one after the other.
-inline void call_share(const TurnedScores& x, int64_t head) {
+inline void prefetch_next_block(const RotatedScores& x, int64_t head) {
     constexpr int64_t kLine = 64;
     const int64_t bytes = kBlockTokens * static_cast<int64_t>(x.stride);
-    const char* const from = static_cast<const char*>(x.ahead);
+    const char* const from = static_cast<const char*>(x.next);
     for (int64_t at = head * bytes / x.n_heads / kLine * kLine; at < (head + 1) * bytes / x.n_heads;
          at += kLine)
         __builtin_prefetch(from + at, 0, 2);
@@ -94,24 +95,25 @@ inline void call_share(const TurnedScores& x, int64_t head) {
 
 /// Products of a turned query with a vector of rows; those beyond the last (not `whole`) repeat it.
 template <bool whole>
-Vec dots_of_rows(const int16_t* query, const TurnedRows& rows, int64_t first, int64_t n) {
+Vec dots_of_rows(const int16_t* query, const RotatedRows& rows, int64_t first, int64_t n) {
     constexpr int64_t kColumns = 2 * lanes;
     RowSums acc[lanes];
 #pragma GCC unroll 16
-    for (RowSums& sums : acc) sums = no_sums(RowCodes{});
+    for (RowSums& sums : acc) sums = zero_sums(RowCodes{});
     const char* const data = rows.data + first * rows.stride;
     for (int64_t c = 0; c < rows.dim; c += kColumns) {
-        const RowFactors along = load_factors(query + c), right = load_factors(query + rows.dim + c);
-        const int16_t* const turn = turns_at(rows.turns, rows.dim, first, c);
+        const Int16s cos_part = load_int16(query + c), sin_part = load_int16(query + rows.dim + c);
+        const int16_t* const rotation = rotation_at(rows.rotations, rows.dim, first, c);
         const FromOne at(rows.stride);
         const char* four = data + c;
 #pragma GCC unroll 16
         for (int j = 0; j < lanes; ++j) {
             const int64_t beyond = whole ? 0 : first + j < n ? 0 : first + j - (n - 1);
             const auto* const codes = reinterpret_cast<const Int8*>(at(j, four) - beyond * rows.stride);
-            const int16_t* const row = turn + j * 2 * kTurnColumns;
-            const RowFactors q = turned(along, load_factors(row), right, load_factors(row + kTurnColumns));
-            acc[j] = add_wide_products(acc[j], codes, q);
+            const int16_t* const row = rotation + j * 2 * kRotationColumns;
+            const Int16s q =
+                rotate_q15(cos_part, load_int16(row), sin_part, load_int16(row + kRotationColumns));
+            acc[j] = add_int16_products(acc[j], codes, q);
         }
     }
     Vec floats[lanes];

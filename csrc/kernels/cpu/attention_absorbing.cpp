@@ -13,7 +13,7 @@
 namespace slimrt::cpu {
 namespace {
 
-constexpr float kOne = 32767;  // of turns
+constexpr float kQ15One = 32767;  // of turns
 
 /// The columns of a head that turn together: fn(number of the pair, column, column).
 template <class Fn>
@@ -23,39 +23,39 @@ void each_pair(const Rope& rope, const Fn& fn) {
 }
 
 /// Calls for the turns of a row, whose place in a long table no cache has.
-void call_for_turns(const Rope& rope, int64_t position) {
+void prefetch_rotation(const Rope& rope, int64_t position) {
     constexpr int kFloats = 16;  // of a line
     if (!rope || position >= rope.table.rows) return;
     for (int i = 0; i < rope.n_rot; i += kFloats) __builtin_prefetch(rope.table.f32(position) + i);
 }
 
-constexpr auto shortened = [](float turn) {
-    return static_cast<int16_t>(kOne * turn + (turn < 0 ? -0.5f : 0.5f));
+constexpr auto to_q15 = [](float rotation) {
+    return static_cast<int16_t>(kQ15One * rotation + (rotation < 0 ? -0.5f : 0.5f));
 };
 
 /// What rows of a block are turned by beside its first one; columns that do not turn have a cosine too.
 template <class Number, class Make>
-void fill_turned_rows(const Rope& rope, int64_t dim, Number* to, const Make& make) {
-    float along[kMaxTurnedDim / 2], across[kMaxTurnedDim / 2];  // the first row, turned back
+void fill_row_rotations(const Rope& rope, int64_t dim, Number* to, const Make& make) {
+    float cos_part[kMaxRotatedDim / 2], sin_part[kMaxRotatedDim / 2];  // the first row, turned back
     const float* const first = rope ? rope.table.f32(0) : nullptr;
     each_pair(rope, [&](int i, int, int) {
         const float cosine = first[2 * i], sine = first[2 * i + 1], size = cosine * cosine + sine * sine;
-        along[i] = cosine / size;
-        across[i] = sine / size;
+        cos_part[i] = cosine / size;
+        sin_part[i] = sine / size;
     });
     const Number one = make(1.0f);
     for (int64_t row = 0; row < kBlockTokens; ++row) {
         const auto set = [&](int64_t column, Number cosine, Number sine) {
-            Number* const turn = turns_at(to, dim, row, column);
-            turn[0] = cosine;
-            turn[kTurnColumns] = sine;
+            Number* const rotation = rotation_at(to, dim, row, column);
+            rotation[0] = cosine;
+            rotation[kRotationColumns] = sine;
         };
         for (int64_t c = rope.n_rot; c < dim; ++c) set(c, one, Number(0));
-        const float* const turned = rope ? rope.table.f32(row) : nullptr;
+        const float* const row_rotation = rope ? rope.table.f32(row) : nullptr;
         each_pair(rope, [&](int i, int a, int b) {
-            const float c = turned[2 * i], s = turned[2 * i + 1];
-            const Number cosine = make(c * along[i] + s * across[i]),
-                         sine = make(s * along[i] - c * across[i]);
+            const float c = row_rotation[2 * i], s = row_rotation[2 * i + 1];
+            const Number cosine = make(c * cos_part[i] + s * sin_part[i]),
+                         sine = make(s * cos_part[i] - c * sin_part[i]);
             set(a, cosine, sine);
             set(b, cosine, sine);
         });
@@ -64,70 +64,70 @@ void fill_turned_rows(const Rope& rope, int64_t dim, Number* to, const Make& mak
 
 }  // namespace
 
-/// One query of a head for score_turned(): q and q by a right angle, times the channels' scales, so that no
+/// One query of a head for score_rotated(): q and q by a right angle, times the channels' scales, so that no
 /// turn of it exceeds 16 bits.
-void AttentionRun::pack_turned(const ScoreTerm& term, int head, const float* q, float* to) const {
-    const int64_t dim = turned_dim(term.dim);
+void AttentionRun::pack_rotated_query(const ScoreTerm& term, int head, const float* q, float* to) const {
+    const int64_t dim = rotated_dim(term.dim);
     const float* const scale = term.row_scale ? term.row_scale.f32() + int64_t(head) * term.dim : nullptr;
     const auto scaled = [&](int64_t c, float x) { return scale ? x * scale[c] : x; };
-    float *const along = to + sizeof(TurnedQuery) / sizeof(float), *const across = along + dim;
-    std::fill_n(along, 2 * dim, 0.0f);
+    float *const cos_part = to + sizeof(RotatedQuery) / sizeof(float), *const sin_part = cos_part + dim;
+    std::fill_n(cos_part, 2 * dim, 0.0f);
     float top = 0;
     const auto squares = [](double x, double y) { return x * x + y * y; };
     const auto root = [](double x) { return static_cast<float>(std::sqrt(x)); };
     const auto widen = [&](float size) { top = size > top || size != size ? size : top; };  // NaN stays
-    for (int64_t c = term.rope.n_rot; c < term.dim; ++c) widen(std::fabs(along[c] = scaled(c, q[c])));
+    for (int64_t c = term.rope.n_rot; c < term.dim; ++c) widen(std::fabs(cos_part[c] = scaled(c, q[c])));
     const float* const first = term.rope ? term.rope.table.f32(0) : nullptr;
     each_pair(term.rope, [&](int i, int a, int b) {
-        along[a] = scaled(a, q[a]);
-        along[b] = scaled(b, q[b]);
-        across[a] = scaled(a, q[b]);
-        across[b] = scaled(b, -q[a]);
+        cos_part[a] = scaled(a, q[a]);
+        cos_part[b] = scaled(b, q[b]);
+        sin_part[a] = scaled(a, q[b]);
+        sin_part[b] = scaled(b, -q[a]);
         const double size = squares(first[2 * i], first[2 * i + 1]);
-        widen(root(size * squares(along[a], across[a])));
-        widen(root(size * squares(along[b], across[b])));
+        widen(root(size * squares(cos_part[a], sin_part[a])));
+        widen(root(size * squares(cos_part[b], sin_part[b])));
     });
     const bool usable = top >= 0x1p-100f && top <= 0x1p100f;
-    const float shrink = usable ? (kOne - 1) / top : 0, nan = std::numeric_limits<float>::quiet_NaN();
-    for (int64_t c = 0; c < 2 * dim; ++c) along[c] = usable ? along[c] * shrink : 0;
-    *to = args_.scale * (usable ? top / (kOne - 1) : top < 1 ? 0 : nan);
+    const float shrink = usable ? (kQ15One - 1) / top : 0, nan = std::numeric_limits<float>::quiet_NaN();
+    for (int64_t c = 0; c < 2 * dim; ++c) cos_part[c] = usable ? cos_part[c] * shrink : 0;
+    *to = args_.scale * (usable ? top / (kQ15One - 1) : top < 1 ? 0 : nan);
 }
 
 /// What the terms' scores need of the queries, and of positions.
 void AttentionRun::prepare_absorbed(const AttentionJob& job, float* scratch) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
-    std::fill_n(weights_before(scratch), pairs, WeightsBefore{});
+    std::fill_n(weight_stats(scratch), pairs, WeightStats{});
     std::fill_n(scratch + plan_.scratch.ones, pairs, 1.0f);
     int32_t* const all = reinterpret_cast<int32_t*>(scratch + plan_.scratch.pairs);
     if (plan_.absorbs) std::iota(all, all + pairs, 0);
     for (size_t t = 0; t < args_.scores.size(); ++t) {
         const ScoreTerm& term = args_.scores[t];
         if (plan_.by_group[t]) group_queries(t, pairs, scratch);
-        if (!plan_.turns[t]) continue;
-        const int64_t dim = turned_dim(term.dim), share = pairs / term.n_heads;
+        if (!plan_.rotates_query[t]) continue;
+        const int64_t dim = rotated_dim(term.dim), share = pairs / term.n_heads;
         const float* const q = scratch + plan_.scratch.q[t];
-        float* const packed = scratch + plan_.scratch.turned_q[t];
+        float* const packed = scratch + plan_.scratch.rotated_q[t];
         for (int pair = 0; pair < pairs; ++pair)
-            pack_turned(term, static_cast<int>(pair / share), q + int64_t(pair) * term.dim,
-                        packed + pair * turned_query_floats(term.dim));
-        float* const turns = scratch + plan_.scratch.turned_rows[t];
+            pack_rotated_query(term, static_cast<int>(pair / share), q + int64_t(pair) * term.dim,
+                               packed + pair * rotated_query_floats(term.dim));
+        float* const rotations = scratch + plan_.scratch.row_rotations[t];
         if (term.stored.dtype == DType::Q8)
-            fill_turned_rows(term.rope, dim, reinterpret_cast<int16_t*>(turns), shortened);
+            fill_row_rotations(term.rope, dim, reinterpret_cast<int16_t*>(rotations), to_q15);
         else
-            fill_turned_rows(term.rope, dim, turns, [](float turn) { return turn; });
+            fill_row_rotations(term.rope, dim, rotations, [](float rotation) { return rotation; });
     }
 }
 
 /// Scores of the rows from `position` on, of one block.
-void AttentionRun::score_by_turns(const AttentionJob& job, size_t t, int64_t position, int64_t end,
-                                  float* scratch, float* scores, size_t ld) const {
+void AttentionRun::score_by_rotation(const AttentionJob& job, size_t t, int64_t position, int64_t end,
+                                     float* scratch, float* scores, size_t ld) const {
     const ScoreTerm& term = args_.scores[t];
-    const int64_t dim = turned_dim(term.dim);
-    float* const first = scratch + plan_.scratch.turned_first;
+    const int64_t dim = rotated_dim(term.dim);
+    float* const first = scratch + plan_.scratch.first_rotation;
     std::fill_n(first, dim, 1.0f);
     std::fill_n(first + dim, dim, 0.0f);
     const float* const table = term.rope ? term.rope.table.f32(position) : nullptr;
-    call_for_turns(term.rope, position + kBlockTokens);
+    prefetch_rotation(term.rope, position + kBlockTokens);
     each_pair(term.rope, [&](int i, int a, int b) {
         first[a] = first[b] = table[2 * i];
         first[dim + a] = first[dim + b] = table[2 * i + 1];
@@ -139,7 +139,7 @@ void AttentionRun::score_by_turns(const AttentionJob& job, size_t t, int64_t pos
     const bool more = whole && next < job.stored.end;
     const auto* const factors =
         term.fresh_factors ? rows_at(term.factors, job.sequence->table, position, end, 0).data : nullptr;
-    isa_.score_turned(
+    isa_.score_rotated(
         {.type = static_cast<uint32_t>(term.stored.dtype),
          .data = run.data,
          .scales = run.scales,
@@ -150,10 +150,10 @@ void AttentionRun::score_by_turns(const AttentionJob& job, size_t t, int64_t pos
          .n_q = plan_.heads_per_group * job.n_queries / term.n_heads,
          .dim = term.dim,
          .stored_dim = term.stored.head_dim(),
-         .q = reinterpret_cast<const TurnedQuery*>(scratch + plan_.scratch.turned_q[t]),
+         .q = reinterpret_cast<const RotatedQuery*>(scratch + plan_.scratch.rotated_q[t]),
          .first = first,
-         .turns = scratch + plan_.scratch.turned_rows[t],
-         .ahead = more ? rows_at(term.stored, job.sequence->table, next, next + 1, 0).data : nullptr,
+         .rotations = scratch + plan_.scratch.row_rotations[t],
+         .next = more ? rows_at(term.stored, job.sequence->table, next, next + 1, 0).data : nullptr,
          .factors = reinterpret_cast<const float*>(factors),
          .factors_of_head = term.factors.width > 1 ? kBlockTokens : 0,
          .accumulate = t > 0,
@@ -214,8 +214,8 @@ void AttentionRun::score_absorbed(const AttentionJob& job, int64_t position, int
     const int pairs = plan_.heads_per_group * job.n_queries;
     const Group group{job, 0, 0, pairs, scratch, state};
     for (size_t t = 0; t < args_.scores.size(); ++t) {
-        if (plan_.turns[t]) {
-            score_by_turns(job, t, position, end, scratch, scores, ld);
+        if (plan_.rotates_query[t]) {
+            score_by_rotation(job, t, position, end, scratch, scores, ld);
             continue;
         }
         if (plan_.by_group[t]) {
@@ -247,13 +247,14 @@ void AttentionRun::weigh_absorbed(const AttentionJob& job, int64_t position, int
 }
 
 /// Weights that stand out to a list: how many.
-int64_t AttentionRun::set_aside(int pairs, float* scratch) const {
-    SetAside* const aside = reinterpret_cast<SetAside*>(scratch + plan_.scratch.aside);
+int64_t AttentionRun::extract_outliers(int pairs, float* scratch) const {
+    Outlier* const outliers = reinterpret_cast<Outlier*>(scratch + plan_.scratch.outliers);
     int64_t n = 0;
     for (int pair = 0; pair < pairs; ++pair)
-        n += isa_.set_aside(scratch + plan_.scratch.absorbed + int64_t(pair) * kAbsorbedRows,
-                            plan_.absorbed_rows, plan_.sums_codes, pair, scratch[plan_.scratch.factor + pair],
-                            weights_before(scratch) + pair, aside + n);
+        n += isa_.extract_outliers(scratch + plan_.scratch.absorbed + int64_t(pair) * kAbsorbedRows,
+                                   plan_.absorbed_rows, plan_.sums_codes, pair,
+                                   scratch[plan_.scratch.factor + pair], weight_stats(scratch) + pair,
+                                   outliers + n);
     return n;
 }
 
@@ -270,16 +271,17 @@ void AttentionRun::compute_absorbed(const AttentionJob& job, Span span, float* s
                            scratch + plan_.scratch.absorbed + first % plan_.absorbed_rows, kAbsorbedRows);
         }
         weigh_absorbed(job, position, end, scratch, state);
-        const int64_t n_aside = set_aside(plan_.heads_per_group * job.n_queries, scratch);
+        const int64_t n_outliers = extract_outliers(plan_.heads_per_group * job.n_queries, scratch);
         for (size_t t = 0; t < args_.values.size(); ++t)
-            absorb_values(job, t, {position, end}, plan_.heads_per_group * job.n_queries, n_aside,
+            absorb_values(job, t, {position, end}, plan_.heads_per_group * job.n_queries, n_outliers,
                           scratch + plan_.scratch.factor, scratch, state);
     }
 }
 
 /// Values by one term of some of absorbed_rows, for so many pairs.
 void AttentionRun::absorb_values(const AttentionJob& job, size_t t, Span span, int64_t n_pairs,
-                                 int64_t n_aside, const float* factor, float* scratch, float* state) const {
+                                 int64_t n_outliers, const float* factor, float* scratch,
+                                 float* state) const {
     const Rows& rows = args_.values[t].stored;
     const int64_t blocks = plan_.absorbed_rows / kBlockTokens;
     AbsorbedValues values = {.type = static_cast<uint32_t>(rows.dtype),
@@ -294,8 +296,8 @@ void AttentionRun::absorb_values(const AttentionJob& job, size_t t, Span span, i
                              .pairs = reinterpret_cast<const int32_t*>(scratch + plan_.scratch.pairs),
                              .p = scratch + plan_.scratch.absorbed,
                              .factor = factor,
-                             .aside = reinterpret_cast<const SetAside*>(scratch + plan_.scratch.aside),
-                             .n_aside = n_aside,
+                             .outliers = reinterpret_cast<const Outlier*>(scratch + plan_.scratch.outliers),
+                             .n_outliers = n_outliers,
                              .weights = scratch + plan_.scratch.absorbed_codes,
                              .out = state + plan_.state.values[t],
                              .out_stride = row_stride(args_.values[t].dim)};

@@ -13,9 +13,9 @@ void score(Queries q, const Rows& rows, int64_t n, float scale, Prefetch& next, 
     constexpr int R = tile / Q;
     const int64_t stride = static_cast<int64_t>(rows.stride);
     constexpr bool is_f32 = __is_same(Rows, RowsOf<float>);  // of which some rows at once come sooner (Zen 4)
-    const bool in_steps = calls_in_steps && !is_f32 && Q == 1 && !q.packed && q.dim >= lanes;
+    const bool in_steps = prefetches_in_steps && !is_f32 && Q == 1 && !q.packed && q.dim >= lanes;
     const int64_t of_step = in_steps ? kStreams * stride / (q.dim / lanes) : 0;
-    const auto some_rows = [&](const auto& some, int64_t count, float* out, LinesAhead ahead) {
+    const auto some_rows = [&](const auto& some, int64_t count, float* out, PrefetchSteps ahead) {
         if constexpr (has_integer_scores<Rows>) {
             if (q.packed) return integer_dots_tile<Q>(q, some, count, scale, out);
         }
@@ -23,11 +23,11 @@ void score(Queries q, const Rows& rows, int64_t n, float scale, Prefetch& next, 
     };
     int64_t i = 0;
     for (; i + R <= n; i += R) {
-        LinesAhead ahead;
+        PrefetchSteps ahead;
         if (in_steps)
             ahead = next.in_steps(R * stride, of_step);
         else
-            next.some(R * stride);
+            next.advance(R * stride);
         some_rows(rows.at(i, 0), R, s + i, ahead);
     }
     if (i < n) some_rows(rows_from(rows.row(i), rows.stride), n - i, s + i, {});
@@ -69,7 +69,7 @@ void score_channels(const BlockAttention& b, const float* q, int64_t n_q, const 
         float offset[kQueries], *const to = s + m * kBlockTokens;
         for (int64_t i = 0; i < some; ++i) {
             float* const folded = b.rows + i * dim;
-            offset[i] = b.scale * fold_channels<Rows>(q + (m + i) * dim, head.others, dim, folded);
+            offset[i] = b.scale * fold_channels<Rows>(q + (m + i) * dim, head.group_scales, dim, folded);
             if (packed) pack_query(folded, dim, packed + i * packed_query_bytes(dim));
         }
         score_head(Queries{b.rows, packed, dim}, some, Head<Rows>{head.rows, nullptr}, b.n, b.scale, next,
@@ -84,8 +84,8 @@ void score_pairs(const BlockAttention& b, int64_t head, int64_t pair, int64_t n_
     with_head(b, b.k, head, b.k.by_channel && reads_codes(b.k), [&]<class Rows>(const Head<Rows>& rows) {
         const Queries q = Queries{b.q, static_cast<const char*>(b.packed_q), b.k.dim}.from(pair);
         if constexpr (has_channels<Rows>) {
-            if (b.rope.first) return score_turned(b, q.floats, n_q, rows, next, s);
-            if (rows.others) return score_channels(b, q.floats, n_q, rows, next, s);
+            if (b.rope.first) return score_unrotated_keys(b, q.floats, n_q, rows, next, s);
+            if (rows.group_scales) return score_channels(b, q.floats, n_q, rows, next, s);
         }
         if constexpr (!is_codes<Rows>) score_head(q, n_q, rows, b.n, b.scale, next, s);
     });
@@ -110,10 +110,10 @@ void value_head(Product<Rows> x, int64_t dim, Prefetch& next) {
     for (int64_t left = x.n; left > 0; left -= kRows) {
         x.n = left < kRows ? left : kRows;
         const int64_t of_row = static_cast<int64_t>(x.rows.stride);
-        if (calls_in_steps && x.n_q == 1 && dim >= kMostVectors * lanes)
+        if (prefetches_in_steps && x.n_q == 1 && dim >= kMaxVectors * lanes)
             x.ahead = next.in_steps(x.n * of_row, of_row);
         else
-            next.some(x.n * of_row);
+            next.advance(x.n * of_row);
         x.n_q == 1 ? product<8>(x, 0, dim) : product<tile / 4>(x, 0, dim);
         x.p += kRows;
         x.rows = x.rows.at(kRows, 0);
@@ -144,7 +144,8 @@ void sum_keys(const BlockAttention& b, int64_t head, int64_t query, int64_t n_q,
                       const Product<Rows> x = {p,         kBlockTokens, n_q, factors,      1,
                                                rows.rows, b.n,          out, b.keys_stride};
                       if constexpr (has_channels<Rows>)
-                          if (rows.others) return sum_channels<Rows>(x, rows.others, b.k.dim, b.rows);
+                          if (rows.group_scales)
+                              return sum_channels<Rows>(x, rows.group_scales, b.k.dim, b.rows);
                       if constexpr (!is_codes<Rows>) value_head<Rows>(x, b.k.dim, none);
                   });
     }
@@ -188,7 +189,8 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
             }
             if constexpr (is_codes<Rows>) {
                 value_codes<Rows>({s, kBlockTokens, n_q, factor, 1, rows.rows, b.n, out, b.values_stride},
-                                  rows.others, b.v.dim, static_cast<int64_t>(b.v.head_stride), next, b.rows);
+                                  rows.group_scales, b.v.dim, static_cast<int64_t>(b.v.head_stride), next,
+                                  b.rows);
             } else {
                 value_head<Rows>({s, kBlockTokens, n_q, factor, 1, rows.rows, b.n, out, b.values_stride},
                                  b.v.dim, next);
@@ -214,10 +216,10 @@ void pack_some(const float* x, float factor, Digit* high, Digit* low, PackedQuer
         }
         for (int i = 0; i < 16; ++i) {
             const float four = codes[4 * i] + codes[4 * i + 1] + codes[4 * i + 2] + codes[4 * i + 3];
-            const auto raised =
+            const auto bias =
                 128 * static_cast<uint32_t>(static_cast<int32_t>(four));  // modulo 2^32, as sums are
-            packed->start[i] = static_cast<int32_t>(static_cast<uint32_t>(packed->start[i]) - raised);
-            packed->total = static_cast<int32_t>(static_cast<uint32_t>(packed->total) - raised);
+            packed->start[i] = static_cast<int32_t>(static_cast<uint32_t>(packed->start[i]) - bias);
+            packed->total = static_cast<int32_t>(static_cast<uint32_t>(packed->total) - bias);
         }
     }
 }

@@ -55,8 +55,8 @@ float fold_channels(const float* q, const void* scales, int64_t dim, float* fold
 /// What a query is to the channels of a block: a and b of each pair, as they are beside the cosine of a row's
 /// turn and beside its sine, times the channels' scales; and what the minima add. Columns that are not turned
 /// follow, once.
-struct TurnedQuery {
-    static constexpr int64_t kMaxDim = kMaxTurnedDim;
+struct FoldedQuery {
+    static constexpr int64_t kMaxDim = kMaxRotatedDim;
     float cos_a[kMaxDim / 2], cos_b[kMaxDim / 2], sin_a[kMaxDim / 2], sin_b[kMaxDim / 2];
     float cos_min[kMaxDim / 2], sin_min[kMaxDim / 2], rest[kMaxDim], rest_min;
 };
@@ -69,8 +69,8 @@ inline void load_pairs(const Row& row, const BlockRope& rope, int64_t i, Vec* a,
     *b = load(row + (i + rope.n_rot / 2));
 }
 
-inline void fold_turned(const BlockRope& rope, const float* q, const float* scale, const float* min,
-                        int64_t dim, TurnedQuery* to) {
+inline void fold_rotated(const BlockRope& rope, const float* q, const float* scale, const float* min,
+                         int64_t dim, FoldedQuery* to) {
     for (int64_t i = 0; i < rope.n_rot / 2; i += lanes) {
         Vec c, s, q_a, q_b, scale_a, scale_b, min_a, min_b;
         deinterleave(load(rope.first + 2 * i), load(rope.first + 2 * i + lanes), &c, &s);
@@ -95,7 +95,7 @@ inline void fold_turned(const BlockRope& rope, const float* q, const float* scal
 /// Lane by lane, q . row of the columns that are turned, by whole groups: these and what they are turned
 /// with.
 template <int bits>
-Vec turned_groups(const TurnedQuery& q, CodeAt<bits> row, const float* turn, int64_t pairs) {
+Vec rotated_groups(const FoldedQuery& q, CodeAt<bits> row, const float* rotation, int64_t pairs) {
     constexpr int64_t kGroup = StoredFew<bits>::kGroup;
     Vec sums[4];  // that do not wait for each other
     for (Vec& sum : sums) sum = splat(0);
@@ -111,8 +111,8 @@ Vec turned_groups(const TurnedQuery& q, CodeAt<bits> row, const float* turn, int
                 fma(load(q.cos_a + at), a[j], fma(load(q.cos_b + at), b[j], load(q.cos_min + at)));
             const Vec beside_sin =
                 fma(load(q.sin_a + at), a[j], fma(load(q.sin_b + at), b[j], load(q.sin_min + at)));
-            *cos = fma(load(turn + at), beside_cos, *cos);
-            *sin = fma(load(turn + at + pairs), beside_sin, *sin);
+            *cos = fma(load(rotation + at), beside_cos, *cos);
+            *sin = fma(load(rotation + at + pairs), beside_sin, *sin);
         }
     }
     return sums[0] + sums[1] + (sums[2] + sums[3]);
@@ -120,16 +120,16 @@ Vec turned_groups(const TurnedQuery& q, CodeAt<bits> row, const float* turn, int
 
 /// Lane by lane, acc[j] = q . rows[first + j], turned, of R rows.
 template <int R, class Rows>
-[[gnu::always_inline]] inline void turned_rows(const TurnedQuery& q, const BlockRope& rope, const Rows& rows,
-                                               int64_t first, int64_t dim, Vec* acc) {
+[[gnu::always_inline]] inline void rotated_rows(const FoldedQuery& q, const BlockRope& rope, const Rows& rows,
+                                                int64_t first, int64_t dim, Vec* acc) {
     const int64_t pairs = rope.n_rot / 2;
-    const float* const turns = rope.turns + first * rope.n_rot;
+    const float* const rotations = rope.rotations + first * rope.n_rot;
     for (int j = 0; j < R; ++j) acc[j] = splat(0);
     int64_t i = 0;
     if constexpr (loads_groups && is_codes<Rows>) {
         if (!rope.interleaved && pairs % StoredFew<4>::kGroup == 0) {
             for (int j = 0; j < R; ++j)
-                acc[j] = turned_groups(q, rows.row(first + j), turns + j * rope.n_rot, pairs);
+                acc[j] = rotated_groups(q, rows.row(first + j), rotations + j * rope.n_rot, pairs);
             i = pairs;
         }
     }
@@ -138,12 +138,12 @@ template <int R, class Rows>
         const Vec sin_a = load(q.sin_a + i), sin_b = load(q.sin_b + i), sin_min = load(q.sin_min + i);
 #pragma GCC unroll 16
         for (int j = 0; j < R; ++j) {
-            const float* const turn = turns + j * rope.n_rot + i;
+            const float* const rotation = rotations + j * rope.n_rot + i;
             Vec a, b;
             load_pairs(rows.row(first + j), rope, i, &a, &b);
             const Vec beside_cos = fma(cos_a, a, fma(cos_b, b, cos_min));
             const Vec beside_sin = fma(sin_a, a, fma(sin_b, b, sin_min));
-            acc[j] = fma(load(turn), beside_cos, fma(load(turn + pairs), beside_sin, acc[j]));
+            acc[j] = fma(load(rotation), beside_cos, fma(load(rotation + pairs), beside_sin, acc[j]));
         }
     }
     for (int64_t c = rope.n_rot; c < dim; c += lanes)
@@ -154,15 +154,15 @@ template <int R, class Rows>
 /// out[i] = q . rows[first + i], turned, of n rows, at most a vector of them; the last ones of a text one by
 /// one.
 template <class Rows>
-Vec turned_dots(const TurnedQuery& q, const BlockRope& rope, const Rows& rows, int64_t first, int64_t n,
-                int64_t dim) {
+Vec rotated_dots(const FoldedQuery& q, const BlockRope& rope, const Rows& rows, int64_t first, int64_t n,
+                 int64_t dim) {
     Vec acc[lanes];
     if (n == lanes) {
-        turned_rows<lanes>(q, rope, rows, first, dim, acc);
+        rotated_rows<lanes>(q, rope, rows, first, dim, acc);
     } else {
         for (int64_t j = 0; j < lanes; ++j) {
             acc[j] = splat(0);
-            if (j < n) turned_rows<1>(q, rope, rows, first + j, dim, acc + j);
+            if (j < n) rotated_rows<1>(q, rope, rows, first + j, dim, acc + j);
         }
     }
     return sums(acc) + splat(q.rest_min);
@@ -183,19 +183,19 @@ void channel_scales(const void* from, int64_t dim, float* scales, float* mins) {
 
 /// s[m][i] = scale * q[m] . rows[i] of keys stored before RoPE, whose channels have scales.
 template <class Rows>
-void score_turned(const BlockAttention& b, const float* q, int64_t n_q, const Head<Rows>& head,
-                  Prefetch& next, float* s) {
+void score_unrotated_keys(const BlockAttention& b, const float* q, int64_t n_q, const Head<Rows>& head,
+                          Prefetch& next, float* s) {
     const int64_t dim = b.k.dim;
-    float scales[TurnedQuery::kMaxDim], mins[TurnedQuery::kMaxDim];
-    channel_scales<Rows>(head.others, dim, scales, mins);
-    TurnedQuery turned;
+    float scales[FoldedQuery::kMaxDim], mins[FoldedQuery::kMaxDim];
+    channel_scales<Rows>(head.group_scales, dim, scales, mins);
+    FoldedQuery folded;
     for (int64_t m = 0; m < n_q; ++m) {
-        fold_turned(b.rope, q + m * dim, scales, mins, dim, &turned);
+        fold_rotated(b.rope, q + m * dim, scales, mins, dim, &folded);
         for (int64_t i = 0; i < b.n; i += lanes) {
             const int64_t left = b.n - i;
-            if (m == 0) next.some(static_cast<int64_t>(b.k.head_stride) / kBlockTokens * lanes);
+            if (m == 0) next.advance(static_cast<int64_t>(b.k.head_stride) / kBlockTokens * lanes);
             const int64_t some = left < lanes ? left : lanes;
-            const Vec dots = turned_dots(turned, b.rope, head.rows, i, some, dim) * splat(b.scale);
+            const Vec dots = rotated_dots(folded, b.rope, head.rows, i, some, dim) * splat(b.scale);
             left < lanes ? store_part(s + m * kBlockTokens + i, dots, left)
                          : store(s + m * kBlockTokens + i, dots);
         }
@@ -206,7 +206,7 @@ void score_turned(const BlockAttention& b, const float* q, int64_t n_q, const He
 /// kBlockTokens * dim floats.
 template <class Rows>
 void sum_channels(const Product<Rows>& x, const void* scales, int64_t dim, float* scratch) {
-    float scale[TurnedQuery::kMaxDim], min[TurnedQuery::kMaxDim];
+    float scale[FoldedQuery::kMaxDim], min[FoldedQuery::kMaxDim];
     channel_scales<Rows>(scales, dim, scale, min);
     const float zero = 0;
     for (int64_t m = 0, some; m < x.n_q; m += some) {
@@ -275,7 +275,7 @@ void value_codes(const Product<Rows>& x, const void* scales, int64_t dim, int64_
     split_scales(static_cast<const ScaleAndMin*>(scales), x.n * groups, scratch, mins);
     for (int64_t g = 0, some; g < groups; g += some) {
         some = x.n_q == 1 && groups - g >= kAtOnce ? kAtOnce : 1;
-        next.some(head_stride / groups * some);
+        next.advance(head_stride / groups * some);
         GroupWeights of[kQueries];  // of queries, or of groups for one of them
         for (int64_t k = 0; k < some; ++k) {
             float scale[kBlockTokens], min[kBlockTokens];

@@ -36,23 +36,24 @@ BlockRows AttentionRun::rows_of(const Term& term, const AttentionJob& job, bool 
 }
 
 /// Of keys from `position` on.
-BlockRope AttentionRun::turning(int64_t position, const float* scratch) const {
+BlockRope AttentionRun::rope_at(int64_t position, const float* scratch) const {
     const Rope& rope = args_.scores[0].rope;
     if (!rope) return {};
-    return {rope.table.f32(position), scratch + plan_.scratch.turns, rope.n_rot, rope.interleaved};
+    return {rope.table.f32(position), scratch + plan_.scratch.rotations, rope.n_rot, rope.interleaved};
 }
 
 /// What rows after a first one are turned by beside it, which is the same from wherever one counts: the
 /// quotient of two rows of the table, less the factor that both have.
-void AttentionRun::fill_turns(float* scratch) const {
+void AttentionRun::fill_rotations(float* scratch) const {
     const Rope& rope = args_.scores[0].rope;
     const int64_t pairs = rope.n_rot / 2;
     const float* const first = rope.table.f32(0);
-    float* to = scratch + plan_.scratch.turns;
+    float* to = scratch + plan_.scratch.rotations;
     for (int64_t row = 0; row < kBlockTokens; ++row, to += rope.n_rot) {
-        const float* const turned = rope.table.f32(row);
+        const float* const row_rotation = rope.table.f32(row);
         for (int64_t i = 0; i < pairs; ++i) {
-            const float c0 = first[2 * i], s0 = first[2 * i + 1], c = turned[2 * i], s = turned[2 * i + 1];
+            const float c0 = first[2 * i], s0 = first[2 * i + 1], c = row_rotation[2 * i],
+                        s = row_rotation[2 * i + 1];
             const float size = c0 * c0 + s0 * s0;
             to[i] = (c * c0 + s * s0) / size;
             to[pairs + i] = (s * c0 - c * s0) / size;
@@ -75,7 +76,7 @@ BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64
     const int k_heads = score.n_heads / plan_.n_groups;
     return {.k = rows_of(score, job, fresh, position, end, (job.first_group + group) * k_heads),
             .v = rows_of(value, job, fresh, position, end, job.first_group + group),
-            .rope = turning(position, scratch),
+            .rope = rope_at(position, scratch),
             .n = std::min(kBlockTokens - position % kBlockTokens, end - position),
             .n_heads = n_groups,
             .n_q = n_q,
@@ -120,7 +121,7 @@ void AttentionRun::copy_biases(const AttentionJob& job, Span span, int64_t posit
 /// Rows that all queries of the job see.
 void AttentionRun::compute_blocks(const AttentionJob& job, bool fresh, Span span, float* scratch,
                                   float* state) const {
-    if (args_.scores[0].rope && span.size() > 0) fill_turns(scratch);
+    if (args_.scores[0].rope && span.size() > 0) fill_rotations(scratch);
     for (int64_t position = span.first; position < span.end;) {
         copy_biases(job, span, position, 0, job.n_groups, scratch);
         const BlockAttention block =
@@ -206,8 +207,8 @@ void AttentionRun::add_kept_values(const AttentionJob& job, int group, Span span
             const std::byte* data = block + row * bytes.elements;
             a.data[i] = data;
             a.scales[i] = block + kBlockTokens * bytes.elements + row * bytes.scales;
-            call_for(data, static_cast<int64_t>(bytes.elements), access_.hint);
-            call_for(a.scales[i], static_cast<int64_t>(bytes.scales), access_.hint);
+            prefetch(data, static_cast<int64_t>(bytes.elements), access_.hint);
+            prefetch(a.scales[i], static_cast<int64_t>(bytes.scales), access_.hint);
         }
     };
     find(0);

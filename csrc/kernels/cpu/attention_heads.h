@@ -11,34 +11,35 @@ namespace {
 /// no page but the one being read.
 class Prefetch {
   public:
-    Prefetch(const BlockAttention& b, const BlockRows& rows, int64_t n_heads, int64_t head, const void* then)
+    Prefetch(const BlockAttention& b, const BlockRows& rows, int64_t n_heads, int64_t head,
+             const void* next_region)
         : hint_(b.access.hint),
           ahead_(b.access.ahead),
           at_(static_cast<const char*>(rows.data) + head * rows.head_stride),
           end_(at_ + (n_heads - head) * static_cast<int64_t>(rows.head_stride)),
-          then_(static_cast<const char*>(then)) {
+          next_region_(static_cast<const char*>(next_region)) {
         at_ += end_ - at_ < ahead_ ? end_ - at_ : ahead_;
     }
 
     /// As the next `bytes` are read. One copy: it is called from everywhere.
-    [[gnu::noinline]] void some(int64_t bytes) {
+    [[gnu::noinline]] void advance(int64_t bytes) {
         if (hint_ == Hint::none) return;
-        if (at_ >= end_ && then_) {
-            at_ = then_ + (at_ - end_);
-            end_ = then_ + ahead_;
-            then_ = nullptr;
+        if (at_ >= end_ && next_region_) {
+            at_ = next_region_ + (at_ - end_);
+            end_ = next_region_ + ahead_;
+            next_region_ = nullptr;
         }
-        const char* const stop = at_ + bytes < end_ || then_ ? at_ + bytes : end_;
+        const char* const stop = at_ + bytes < end_ || next_region_ ? at_ + bytes : end_;
         if (at_ >= stop) return;
         const int64_t whole = (stop - at_ + kLine - 1) / kLine * kLine;
-        call_for(at_, whole, hint_);
+        prefetch(at_, whole, hint_);
         at_ += whole;
     }
 
     /// The same, to be called for in steps of so many bytes; what lies elsewhere at once.
-    LinesAhead in_steps(int64_t bytes, int64_t step) {
+    PrefetchSteps in_steps(int64_t bytes, int64_t step) {
         if (hint_ == Hint::none || at_ + bytes > end_) {
-            some(bytes);
+            advance(bytes);
             return {};
         }
         at_ += bytes;
@@ -49,7 +50,7 @@ class Prefetch {
     static constexpr int64_t kLine = 64;
     Hint hint_;
     int64_t ahead_;
-    const char *at_, *end_, *then_;
+    const char *at_, *end_, *next_region_;
 };
 
 /// One head's rows and their scales: one a row, or none. Or others: of channels, of groups of few bits.
@@ -57,7 +58,7 @@ template <class Rows>
 struct Head {
     Rows rows;
     const float* scales;
-    const void* others = nullptr;
+    const void* group_scales = nullptr;
 };
 
 template <class Rows>
@@ -100,16 +101,17 @@ inline bool reads_codes(const BlockRows& rows) { return rows.dim % StoredFew<4>:
 template <class Fn>
 void with_head(const BlockAttention& b, const BlockRows& rows, int64_t head, bool codes, const Fn& fn) {
     const char* const data = static_cast<const char*>(rows.data) + head * rows.head_stride;
-    const char* const beside = static_cast<const char*>(rows.scales) + head * rows.head_stride;
-    const float* const scales = reinterpret_cast<const float*>(beside);
+    const char* const scales_of_head = static_cast<const char*>(rows.scales) + head * rows.head_stride;
+    const float* const scales = reinterpret_cast<const float*>(scales_of_head);
     with_stored(rows.type, [&]<class Stored>(Stored) {
         using Code = typename Stored::Code;
         if constexpr (__is_same(Code, void)) {
             if (codes)
                 return fn(Head<CodeRows<Stored::bits>>{
-                    {reinterpret_cast<const uint8_t*>(data), rows.stride}, nullptr, beside});
+                    {reinterpret_cast<const uint8_t*>(data), rows.stride}, nullptr, scales_of_head});
             const auto load = rows.by_channel ? load_channels : load_head;
-            load(rows.type, data, rows.stride, beside, b.n, rows.dim, 0, rows.dim, b.rows, b.rows_stride);
+            load(rows.type, data, rows.stride, scales_of_head, b.n, rows.dim, 0, rows.dim, b.rows,
+                 b.rows_stride);
             fn(Head<RowsOf<float>>{{b.rows, b.rows_stride * sizeof(float)}, nullptr});
         } else if constexpr (__is_same(Code, float)) {
             fn(Head<RowsOf<float>>{{data, rows.stride}, nullptr});

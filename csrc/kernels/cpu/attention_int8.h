@@ -32,7 +32,7 @@ constexpr int vectors_of<CodeAt<bits>> = 32 / kCodes;
 
 template <class Stored, class Codes>
 void read_codes(const Stored* row, Codes (&to)[1]) {
-    to[0] = raised(row);
+    to[0] = load_biased(row);
 }
 template <int bits, class Codes, int n>
 void read_codes(CodeAt<bits> row, Codes (&to)[n]) {
@@ -43,8 +43,8 @@ void read_codes(CodeAt<bits> row, Codes (&to)[n]) {
 template <int Q, class Rows, class Some = Int8>
 void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out) {
     constexpr int R = tile / Q, half = R / 2, vectors = vectors_of<decltype(rows.row(0))>;
-    using Codes = decltype(raised(static_cast<const Some*>(nullptr)));
-    using Sums = decltype(no_sums(Codes{}));
+    using Codes = decltype(load_biased(static_cast<const Some*>(nullptr)));
+    using Sums = decltype(zero_sums(Codes{}));
     const int64_t dim = q.dim, whole = dim / (kCodes * vectors) * (kCodes * vectors);
     const int8_t *high[Q], *low[Q];
     const PackedQuery* query[Q];
@@ -61,7 +61,7 @@ void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out)
         for (int m = 0; m < Q; ++m) {
 #pragma GCC unroll 8
             for (int i = 0; i < half; ++i) {
-                highs[m][i] = no_sums(Codes{});
+                highs[m][i] = zero_sums(Codes{});
                 lows[m][i] = load_sums(Codes{}, query[m]->start);
             }
         }
@@ -84,12 +84,12 @@ void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out)
             step(d, [](auto p, auto& to) { read_codes(p, to); });
         if constexpr (Rows::is_int8) {
             if (whole < dim)
-                step(whole, [left = dim - whole](auto p, auto& to) { to[0] = raised_part(p, left); });
+                step(whole, [left = dim - whole](auto p, auto& to) { to[0] = load_biased_part(p, left); });
         }
 #pragma GCC unroll 4
         for (int m = 0; m < Q; ++m) {
 #pragma GCC unroll 8
-            for (int i = 0; i < half; ++i) dots[m * R + first + i] = joined(highs[m][i], lows[m][i]);
+            for (int i = 0; i < half; ++i) dots[m * R + first + i] = join_digits(highs[m][i], lows[m][i]);
         }
     }
     float all[tile];
@@ -118,7 +118,7 @@ constexpr int64_t kTransposedRows = 16;
 /// Scores of Q queries for as many rows, codes[k] four columns (from 4 k on) of each.
 template <int Q, class Codes>
 void transposed_scores(Queries q, const Codes* codes, float scale, Prefetch* next, float* s) {
-    using Sums = decltype(no_sums(Codes{}));
+    using Sums = decltype(zero_sums(Codes{}));
     const int8_t *high[Q], *low[Q];
     const PackedQuery* query[Q];
     Sums highs[Q], lows[Q];
@@ -127,22 +127,22 @@ void transposed_scores(Queries q, const Codes* codes, float scale, Prefetch* nex
         query[m] = reinterpret_cast<const PackedQuery*>(q.from(m).packed);
         high[m] = reinterpret_cast<const int8_t*>(query[m] + 1);
         low[m] = high[m] + packed_digits(q.dim);
-        highs[m] = no_sums(Codes{});
-        lows[m] = same_sums(Codes{}, query[m]->total);
+        highs[m] = zero_sums(Codes{});
+        lows[m] = splat_sums(Codes{}, query[m]->total);
     }
     for (int64_t d = 0; d < q.dim; d += 64) {
-        if (next) next->some(64 * kTransposedRows);
+        if (next) next->advance(64 * kTransposedRows);
         for (int64_t k = d / 4; k < d / 4 + 16; ++k) {
 #pragma GCC unroll 8
             for (int m = 0; m < Q; ++m) {
-                highs[m] = add_products(highs[m], codes[k], four_digits(Codes{}, high[m] + 4 * k));
-                lows[m] = add_products(lows[m], codes[k], four_digits(Codes{}, low[m] + 4 * k));
+                highs[m] = add_products(highs[m], codes[k], splat_quad(Codes{}, high[m] + 4 * k));
+                lows[m] = add_products(lows[m], codes[k], splat_quad(Codes{}, low[m] + 4 * k));
             }
         }
     }
 #pragma GCC unroll 8
     for (int m = 0; m < Q; ++m)
-        store(s + m * kBlockTokens, joined(highs[m], lows[m]) * splat(scale * query[m]->scale));
+        store(s + m * kBlockTokens, join_digits(highs[m], lows[m]) * splat(scale * query[m]->scale));
 }
 
 /// A block's rows, all of them: those that it has not are zeros, in `to`.
@@ -159,13 +159,13 @@ RowsOf<Int8> whole_block(const Rows& rows, int64_t n, int64_t dim, Int8* to) {
 /// s[m][i] = scale * q[m] . rows[i] of many queries and a whole block.
 template <class Rows>
 void integer_scores_of(Queries q, int64_t n_q, const Rows& rows, float scale, Prefetch& next, float* s) {
-    using Codes = decltype(raised(rows.row(0)));
+    using Codes = decltype(load_biased(rows.row(0)));
     Codes codes[kMaxTransposedDim / 4];
     for (int64_t first = 0; first < kBlockTokens; first += kTransposedRows) {
         for (int64_t d = 0; d < q.dim; d += 64) {
             Codes* const to = codes + d / 4;
             const auto* row = rows.row(first) + d;
-            for (int64_t i = 0; i < kTransposedRows; ++i, row += rows.stride) to[i] = raised(row);
+            for (int64_t i = 0; i < kTransposedRows; ++i, row += rows.stride) to[i] = load_biased(row);
             transpose(to);
         }
         int64_t m = 0;
@@ -181,13 +181,13 @@ void integer_scores_of(Queries q, int64_t n_q, const Rows& rows, float scale, Pr
 }
 
 /// Weights of the rows of a block as unit * (128 high + low), rounded to about 15 bits of the largest.
-struct WeightDigits {
+struct QuantisedWeights {
     uint8_t high[kBlockTokens], low[kBlockTokens];
     float unit;
 };
 
 /// False: they are no numbers to do this with.
-inline bool split_weights(const float* p, int64_t n, WeightDigits* digits) {
+inline bool split_weights(const float* p, int64_t n, QuantisedWeights* digits) {
     constexpr float kMaxCode = 127 * 128, magic = 0x1p23f;  // adding it rounds to whole numbers
     uint32_t bits[kBlockTokens] = {}, max_bits = 0;
     memcpy(bits, p, static_cast<size_t>(n) * sizeof(float));
@@ -210,22 +210,22 @@ inline bool split_weights(const float* p, int64_t n, WeightDigits* digits) {
 /// kCodes columns of Q queries: out = factor * out + weights * rows, the rows transposed to quadruples of
 /// four rows.
 template <int Q, class Rows, class Codes>
-void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const WeightDigits* digits,
+void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const QuantisedWeights* digits,
                      const Codes (*quads)[4]) {
-    using Sums = decltype(no_sums(Codes{}));
+    using Sums = decltype(zero_sums(Codes{}));
     Sums highs[Q][4], lows[Q][4];
 #pragma GCC unroll 2
     for (int k = 0; k < Q; ++k) {
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) highs[k][j] = lows[k][j] = no_sums(Codes{});
+        for (int j = 0; j < 4; ++j) highs[k][j] = lows[k][j] = zero_sums(Codes{});
     }
     int64_t n = kBlockTokens / 4;
     if constexpr (lanes < 16) asm("" : "+r"(n));  // unrolled, it would want more registers than there are
     for (int64_t t = 0; t < n; ++t) {
 #pragma GCC unroll 2
         for (int k = 0; k < Q; ++k) {
-            const Codes high = four_digits(Codes{}, digits[k].high + 4 * t);
-            const Codes low = four_digits(Codes{}, digits[k].low + 4 * t);
+            const Codes high = splat_quad(Codes{}, digits[k].high + 4 * t);
+            const Codes low = splat_quad(Codes{}, digits[k].low + 4 * t);
 #pragma GCC unroll 4
             for (int j = 0; j < 4; ++j) {
                 highs[k][j] = add_products(highs[k][j], high, quads[t][j]);
@@ -239,7 +239,7 @@ void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const We
         float* const out = x.out + (m + k) * x.out_stride + column;
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
-            const Vec added = joined(highs[k][j], lows[k][j]) * splat(digits[k].unit);
+            const Vec added = join_digits(highs[k][j], lows[k][j]) * splat(digits[k].unit);
             float* const to = out + j * lanes;
             store(to, factor == 0 ? added : fma(splat(factor), load(to), added));
         }
@@ -250,8 +250,8 @@ void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const We
 /// x.n have weights; false, and nothing done, if these are not numbers.
 template <class Rows>
 bool integer_values(const Product<Rows>& x, int64_t dim, Prefetch& next) {
-    using Codes = decltype(raised(x.rows.row(0)));
-    WeightDigits digits[64];
+    using Codes = decltype(load_biased(x.rows.row(0)));
+    QuantisedWeights digits[64];
     for (int64_t m = 0; m < x.n_q; ++m) {
         if (!split_weights(x.p + m * x.ld, x.n, digits + m)) return false;
     }
@@ -264,7 +264,7 @@ bool integer_values(const Product<Rows>& x, int64_t dim, Prefetch& next) {
         }
         int64_t m = 0;
         const auto with = [&](auto kernel, int64_t step) {
-            next.some(kCodes * kBlockTokens * step / x.n_q);
+            next.advance(kCodes * kBlockTokens * step / x.n_q);
             kernel(x, m, column, digits + m, quads);
             m += step;
         };

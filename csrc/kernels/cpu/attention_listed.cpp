@@ -7,8 +7,8 @@ namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
 template <class Counts>
-PassedOver pass_over_counted(float* p, int64_t n, float budget, const Counts& counts) {
-    const Vec cut = splat(highest_cut(p, n, budget, counts));
+SkippedWeights skip_weights_by(float* p, int64_t n, float budget, const Counts& counts) {
+    const Vec cut = splat(skip_threshold(p, n, budget, counts));
     Vec mass = splat(0), used = splat(0);
     for (int64_t i = 0; i < n; i += lanes) {
         const int64_t left = n - i;
@@ -52,11 +52,11 @@ class ListedWeights {
             high = max(load(weights + i), high);
             all = all + load(weights + i);
         }
-        constexpr float kMost = two_digits ? 127 * 128 + 127 : max_weight;
+        constexpr float kMaxCode = two_digits ? 127 * 128 + 127 : max_weight;
         const float top = max_of(high);
         const bool usable = top >= 0x1p-100f && top <= 0x1p100f;
-        unit_ = (usable ? top / kMost : top < 1 ? 0 : __builtin_nanf("")) + 0 * sum(all);
-        const Vec grow = splat(usable ? kMost / top : 0);
+        unit_ = (usable ? top / kMaxCode : top < 1 ? 0 : __builtin_nanf("")) + 0 * sum(all);
+        const Vec grow = splat(usable ? kMaxCode / top : 0);
         for (int64_t i = 0; i < end; i += kStep)
             set(i, load(weights + i) * grow, load(weights + i + lanes) * grow);
     }
@@ -75,7 +75,7 @@ class ListedWeights {
             return;
         }
         int16_t codes[kStep];
-        store_factors(codes, a, b);
+        store_int16(codes, a, b);
         for (int64_t i = 0; i < kStep; ++i) {
             low_[at + i] = static_cast<WeightCode>(two_digits ? codes[i] & 127 : codes[i]);
             if constexpr (two_digits) high_[at + i] = static_cast<WeightCode>(codes[i] >> 7);
@@ -100,21 +100,21 @@ template <class Rows>
 inline void add_columns(const Rows& rows, int64_t n, const ListedWeights& weights, float* out, int64_t left) {
     RowSums highs[absorbed_vectors], lows[absorbed_vectors];
 #pragma GCC unroll 4
-    for (int j = 0; j < absorbed_vectors; ++j) highs[j] = lows[j] = no_sums(RowCodes{});
+    for (int j = 0; j < absorbed_vectors; ++j) highs[j] = lows[j] = zero_sums(RowCodes{});
     const auto add = [&](const auto& some, int64_t i) {
         RowCodes codes[absorbed_vectors];
         transpose_rows(some, codes);
-        const RowCodes low = four_digits(RowCodes{}, weights.low(i));
+        const RowCodes low = splat_quad(RowCodes{}, weights.low(i));
 #pragma GCC unroll 4
         for (int j = 0; j < absorbed_vectors; ++j) lows[j] = add_products(lows[j], low, codes[j]);
         if constexpr (two_digits) {
-            const RowCodes high = four_digits(RowCodes{}, weights.high(i));
+            const RowCodes high = splat_quad(RowCodes{}, weights.high(i));
 #pragma GCC unroll 4
             for (int j = 0; j < absorbed_vectors; ++j) highs[j] = add_products(highs[j], high, codes[j]);
         }
     };
     int64_t i = 0;
-    for (; i + rows_in_lane <= n; i += rows_in_lane) add(Rows{rows.first, rows.data + i}, i);
+    for (; i + rows_per_lane <= n; i += rows_per_lane) add(Rows{rows.first, rows.data + i}, i);
     if (i < n) add(RowsFrom<Rows>{rows, i, n - 1}, i);
     const Vec unit = splat(weights.unit());
 #pragma GCC unroll 4
@@ -193,10 +193,9 @@ void add_unpacked(const ListedValues& x, const ListedRows& list, const char* bas
 
 }  // namespace
 
-PassedOver pass_over(float* p, int64_t n, float budget, bool squared) {
+SkippedWeights skip_weights(float* p, int64_t n, float budget, bool squared) {
     if (!(budget > 0)) return {0, 0};
-    return squared ? pass_over_counted(p, n, budget, Squares())
-                   : pass_over_counted(p, n, budget, Themselves());
+    return squared ? skip_weights_by(p, n, budget, BySquare()) : skip_weights_by(p, n, budget, ByWeight());
 }
 
 void add_listed_values(const ListedValues& x) {

@@ -29,7 +29,7 @@ inline void read_strip(const AbsorbedValues& x, int64_t column, int64_t n, float
 }
 
 // A sum of products is at most the product of the norms of its factors: so much may these be, rounded.
-constexpr float kWeightNorm = 65000, kRowNorm = 32700, kMostShort = 32767;
+constexpr float kWeightNorm = 65000, kRowNorm = 32700, kInt16Max = 32767;
 
 /// What numbers are multiplied with to become integers, and what these are worth: nothing, or NaN, where
 /// the sum of the numbers' squares is no use.
@@ -50,7 +50,7 @@ struct PairWeights {
     explicit PairWeights(const AbsorbedValues& x)
         : codes(reinterpret_cast<int16_t*>(x.weights)), units(x.weights + x.n_pairs * kAbsorbedRows / 2) {}
 
-    void round(const AbsorbedValues& x) {
+    void quantise(const AbsorbedValues& x) {
         for (int64_t pair = 0; pair < x.n_pairs; ++pair) {
             const float* const p = x.p + pair * kAbsorbedRows;
             Vec squares = splat(0), high = splat(0);
@@ -59,11 +59,11 @@ struct PairWeights {
                 high = max(load(p + i), high);
             }
             PairScale scale = pair_scale(sum(squares), kWeightNorm);
-            if (const float top = max_of(high); scale.shrink * top > kMostShort)
-                scale = {kMostShort / top, top / kMostShort};
+            if (const float top = max_of(high); scale.shrink * top > kInt16Max)
+                scale = {kInt16Max / top, top / kInt16Max};
             for (int64_t i = 0; i < x.rows; i += 2 * lanes)
-                store_factors(codes + pair * kAbsorbedRows + i, load(p + i) * splat(scale.shrink),
-                              load(p + i + lanes) * splat(scale.shrink));
+                store_int16(codes + pair * kAbsorbedRows + i, load(p + i) * splat(scale.shrink),
+                            load(p + i + lanes) * splat(scale.shrink));
             units[pair] = scale.unit;
         }
     }
@@ -156,14 +156,14 @@ struct PairStrip {
 /// V vectors of columns of Q pairs.
 template <int Q, int V, class Pairs>
 void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pairs>& strip, int64_t vector,
-                   const AbsorbedValues& x, float* out, LinesAhead ahead) {
+                   const AbsorbedValues& x, float* out, PrefetchSteps ahead) {
     RowSums acc[Q][V];
 #pragma GCC unroll 8
     for (int k = 0; k < Q; ++k) {
 #pragma GCC unroll 4
-        for (int j = 0; j < V; ++j) acc[k][j] = no_sums(RowCodes{});
+        for (int j = 0; j < V; ++j) acc[k][j] = zero_sums(RowCodes{});
     }
-    const int64_t step = x.rows / 2 / kCalls;
+    const int64_t step = x.rows / 2 / kPrefetchSteps;
     const int16_t* from = weights.codes + pair * kAbsorbedRows + 2 * strip.first;
     const Pairs* codes_at = strip.codes[strip.first] + vector;
     for (int64_t i = strip.first, next; i < strip.end; i = next) {
@@ -204,13 +204,14 @@ void add_pair_strip(const AbsorbedValues& x, int64_t column, const PairWeights& 
                     const PairStrip<Pairs>& strip) {
     constexpr int V = 2, Q = registers / 4;
     const int64_t strips = (x.heads * x.dim + kPairColumns - 1) / kPairColumns;
-    RowsAhead rows_ahead(x, column / kPairColumns, strips);
+    NextRowsPrefetch rows_ahead(x, column / kPairColumns, strips);
     int64_t pair = 0;
     const auto with = [&](auto kernel, int64_t n) {
         for (; pair + n <= x.n_pairs; pair += n) {
-            const LinesAhead ahead = rows_ahead.take(n, kCalls);
+            const PrefetchSteps ahead = rows_ahead.take(n, kPrefetchSteps);
             for (int64_t vector = 0; vector < kPairVectors; vector += V)
-                kernel(weights, pair, strip, vector, x, x.out + column, vector == 0 ? ahead : LinesAhead());
+                kernel(weights, pair, strip, vector, x, x.out + column,
+                       vector == 0 ? ahead : PrefetchSteps());
         }
     };
     with(add_pair_tile<Q, V, Pairs>, Q);

@@ -48,16 +48,16 @@ bool by_head(const Term& term) {
 }
 
 /// Whether rows of a block can be turned as they are read: codes with scales for each channel.
-bool turns_by_block(const ScoreTerm& term) {
+bool rotates_by_block(const ScoreTerm& term) {
     constexpr int kWhole = 32;  // columns: pairs of whole vectors, and groups of codes
     return term.stored.scale_tokens == kBlockTokens && term.rope.n_rot % kWhole == 0 &&
-           term.dim % kWhole == 0 && term.dim <= kMaxTurnedDim && term.rope.table.rows >= kBlockTokens;
+           term.dim % kWhole == 0 && term.dim <= kMaxRotatedDim && term.rope.table.rows >= kBlockTokens;
 }
 
 /// A group's keys, which are summed as values are.
 bool sums_keys(const ValueTerm& term, const ScoreTerm& keys, int n_groups) {
     return term.stored.base == keys.stored.base && !term.fresh && term.n_heads == n_groups &&
-           keys.dim <= kMaxTurnedDim && keys.stored.width == term.n_heads * term.dim;
+           keys.dim <= kMaxRotatedDim && keys.stored.width == term.n_heads * term.dim;
 }
 
 bool fits_blocks(const AttentionArgs& args, int n_groups) {
@@ -65,7 +65,7 @@ bool fits_blocks(const AttentionArgs& args, int n_groups) {
     const ScoreTerm& score = args.scores[0];
     const ValueTerm& value = args.values[0];
     if (args.values.size() == 2 && !sums_keys(args.values[1], score, n_groups)) return false;
-    return !score.row_scale && !score.bias && (!score.rope || turns_by_block(score)) && by_head(score) &&
+    return !score.row_scale && !score.bias && (!score.rope || rotates_by_block(score)) && by_head(score) &&
            score.stored.scale_tokens % kBlockTokens == 0 && value.n_heads == n_groups && by_head(value) &&
            value.stored.scale_tokens == 0;
 }
@@ -90,9 +90,9 @@ bool absorbs_rows(const AttentionArgs& args, bool by_block) {
 }
 
 /// Whether queries can be turned for it.
-bool turns_queries(const ScoreTerm& term) {
+bool rotates_queries(const ScoreTerm& term) {
     const Rows& rows = term.stored;
-    return in_blocks(rows) && term.n_heads > 1 && !term.bias && term.dim <= kMaxTurnedDim &&
+    return in_blocks(rows) && term.n_heads > 1 && !term.bias && term.dim <= kMaxRotatedDim &&
            (rows.heads == 1 || (rows.heads == term.n_heads && rows.head_dim() == term.dim)) &&
            (!term.rope || term.rope.table.rows >= kBlockTokens);
 }
@@ -134,14 +134,14 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args)
       finishes_scores(args.score_cap > 0 || args.relative_bias),
       by_block(fits_blocks(args, n_groups)),
       by_budget(by_block && args.sparse_threshold > 0 && args.scores[0].n_heads == n_groups),
-      spares((args.sparse_threshold > 0 || args.sparse_delta > 0) && !by_budget &&
-             std::ranges::all_of(args.values, is_whole)),
+      sparse_absorbed((args.sparse_threshold > 0 || args.sparse_delta > 0) && !by_budget &&
+                      std::ranges::all_of(args.values, is_whole)),
       absorbs(absorbs_rows(args, by_block) && !by_budget),
       exact(args.corrected && args.values[0].stored.dtype != DType::Q8),
       sums_codes(is_codes(args.values[0]) && !exact),
       absorbed_rows(rows_together(args)) {
     for (size_t i = 0; i < args.scores.size(); ++i) {
-        turns[i] = absorbs && turns_queries(args.scores[i]);
+        rotates_query[i] = absorbs && rotates_queries(args.scores[i]);
         by_group[i] = absorbs && !by_block && sums_groups(args.scores[i]);
     }
 }
@@ -156,7 +156,7 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args, int n_threads) : Attenti
         parts = std::max(parts, job.n_parts);
         max_rows = std::max(max_rows, job.stored.size());
     }
-    lay_out(args, pairs, parts);
+    repack_into(args, pairs, parts);
     floats = scratch.size * n_threads;
     for (AttentionJob& job : jobs) {
         if (job.n_parts > 1) job.states = std::exchange(floats, floats + job.n_parts * state.size);
@@ -183,7 +183,7 @@ size_t AttentionPlan::max_floats(const AttentionArgs& args, int n_threads) {
     const int64_t shares = rows > kMinPartRows ? shares_of(n_threads) : 1;
     const int64_t per_share = plan.n_groups == 1 ? 2 : 3;
     plan.max_rows = rows;
-    plan.lay_out(args, pairs, per_share * shares);
+    plan.repack_into(args, pairs, per_share * shares);
     return plan.scratch.size * n_threads + (shares == 1 ? 0 : (per_share * shares - 1) * plan.state.size);
 }
 
@@ -253,7 +253,7 @@ void AttentionPlan::split(int n_threads) {
 }
 
 /// Scratch and state for at most this many (head, query) pairs and parts in a job.
-void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t parts) {
+void AttentionPlan::repack_into(const AttentionArgs& args, size_t pairs, size_t parts) {
     int64_t width = 1;  // the widest rows of a group
     const auto widen_for = [&](const auto& term) {
         width = std::max<int64_t>(width, int64_t(term.n_heads) / n_groups * term.dim);
@@ -276,9 +276,10 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
     if (packs_queries)
         scratch.packed_q = take(pairs * packed_query_bytes(args.scores[0].dim) / sizeof(float));
     scratch.scores = take(pairs * tile);
-    scratch.rows = take(std::max<int64_t>(tile, by_block || spares ? kBlockTokens : 0) * row_stride(width));
+    scratch.rows =
+        take(std::max<int64_t>(tile, by_block || sparse_absorbed ? kBlockTokens : 0) * row_stride(width));
     if (by_block && args.scores[0].rope)
-        scratch.turns = take(kBlockTokens * size_t(args.scores[0].rope.n_rot));
+        scratch.rotations = take(kBlockTokens * size_t(args.scores[0].rope.n_rot));
     if (by_block && args.relative_bias) scratch.bias = take(size_t(args.n_heads) * kBiasStride);
     if (by_budget) {
         scratch.spread =
@@ -286,9 +287,9 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
         scratch.keep = take(max_rows / sizeof(float) + 1);
         scratch.kept = take(max_rows + 1);
     }
-    if (spares) {
+    if (sparse_absorbed) {
         scratch.spread = take(pairs * kStretchStride);
-        scratch.passed = take(2 * pairs);
+        scratch.skipped = take(2 * pairs);
         for (size_t i = 0; i < args.values.size(); ++i)
             scratch.mean[i] = take(row_stride(args.values[i].dim));
         scratch.lists = take((pairs + 1) * sizeof(ListedRows) / sizeof(float));
@@ -296,8 +297,8 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
         scratch.starts = take(pairs + 1);
         scratch.dense = take(pairs);
     }
-    if (spares || absorbs) {
-        scratch.before = take(pairs * sizeof(WeightsBefore) / sizeof(float));
+    if (sparse_absorbed || absorbs) {
+        scratch.weight_stats = take(pairs * sizeof(WeightStats) / sizeof(float));
         scratch.ones = take(pairs);
     }
     if (absorbs) {
@@ -305,7 +306,7 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
         scratch.absorbed = take(pairs * kAbsorbedRows);
         scratch.absorbed_codes = take(weight_floats(pairs));
         scratch.pairs = take(pairs);
-        scratch.aside = take(pairs * kMaxSetAside * sizeof(SetAside) / sizeof(float));
+        scratch.outliers = take(pairs * kMaxOutliers * sizeof(Outlier) / sizeof(float));
         for (size_t i = 0; i < args.scores.size(); ++i) {
             const int64_t dim = args.scores[i].dim;
             if (by_group[i]) {
@@ -314,12 +315,12 @@ void AttentionPlan::lay_out(const AttentionArgs& args, size_t pairs, size_t part
                 scratch.grouped_q[i] = take(pairs * dim);
                 scratch.packed_groups[i] = take(pairs * rows.heads * packed);
             }
-            if (!turns[i]) continue;
-            widest = std::max(widest, turned_dim(dim));
-            scratch.turned_q[i] = take(pairs * turned_query_floats(dim));
-            scratch.turned_rows[i] = take(turned_row_floats(is_q8(args.scores[i].stored), dim));
+            if (!rotates_query[i]) continue;
+            widest = std::max(widest, rotated_dim(dim));
+            scratch.rotated_q[i] = take(pairs * rotated_query_floats(dim));
+            scratch.row_rotations[i] = take(row_rotation_floats(is_q8(args.scores[i].stored), dim));
         }
-        scratch.turned_first = take(2 * widest);
+        scratch.first_rotation = take(2 * widest);
     }
     scratch.factor = take(pairs);
     scratch.weights = take(parts);

@@ -39,17 +39,17 @@ struct AttentionItem {
 
 /// Offsets in floats. Every thread has its scratch at thread * size.
 struct AttentionScratch {
-    size_t q[2];      // per score term, [head][query][dim]
-    size_t packed_q;  // [head][query] PackedQuery, where rows are Q8
-    size_t scores;    // [head][query][tile]
-    size_t rows;      // [tile][stride]
-    size_t turns;     // by_block, of keys that are turned: see BlockRope
-    size_t bias;      // by_block: [head][kBiasStride]
-    size_t spread;    // by_budget, spares: [head][query][row of the longest job, or of a stretch],
-                      // scores, then weights
-    size_t keep;      // by_budget: a mark for each row
-    size_t kept;      // by_budget: a list of rows
-    size_t passed;    // spares: [head][query] what is used of the budget, then the mass passed over
+    size_t q[2];       // per score term, [head][query][dim]
+    size_t packed_q;   // [head][query] PackedQuery, where rows are Q8
+    size_t scores;     // [head][query][tile]
+    size_t rows;       // [tile][stride]
+    size_t rotations;  // by_block, of keys that are turned: see BlockRope
+    size_t bias;       // by_block: [head][kBiasStride]
+    size_t spread;     // by_budget, spares: [head][query][row of the longest job, or of a stretch],
+                       // scores, then weights
+    size_t keep;       // by_budget: a mark for each row
+    size_t kept;       // by_budget: a list of rows
+    size_t skipped;    // spares: [head][query] what is used of the budget, then the mass passed over
     size_t mean[kMaxValueTerms];  // spares: of a stretch's rows
     size_t lists;                 // spares: a ListedRows of each [head][query]
     size_t listed;                // spares: kListedFloats of each [head][query][kStretchRows]
@@ -57,12 +57,12 @@ struct AttentionScratch {
     size_t dense;     // spares: [head][query], as an integer, which absorbed_rows of a stretch have no list
     size_t pairs;     // absorbs: [head][query], which are read
     size_t absorbed;  // absorbs: [head][query][kAbsorbedRows], scores, then weights
-    size_t absorbed_codes;               // weight_floats()
-    size_t before;                       // absorbs, spares: WeightsBefore of each [head][query]
-    size_t ones;                         // absorbs, spares: [head][query], factors
-    size_t aside;                        // SetAside, of each [head][query] kMaxSetAside
-    size_t turned_q[2], turned_rows[2];  // per score term, see TurnedScores
-    size_t turned_first;
+    size_t absorbed_codes;                  // weight_floats()
+    size_t weight_stats;                    // absorbs, spares: WeightStats of each [head][query]
+    size_t ones;                            // absorbs, spares: [head][query], factors
+    size_t outliers;                        // Outlier, of each [head][query] kMaxOutliers
+    size_t rotated_q[2], row_rotations[2];  // per score term, see RotatedScores
+    size_t first_rotation;
     size_t grouped_q[2], packed_groups[2];  // per score term, [stored head][head][query]: q, and PackedQuery
     size_t factor;                          // [head][query]
     size_t weights;                         // [part]
@@ -89,22 +89,22 @@ struct AttentionPlan {
     /// Rows whose biases are copied at once, head after head; a head has more columns for more queries.
     static constexpr int kBiasRows = 256, kBiasStride = kBiasRows + 16;
 
-    int n_groups;           // what the heads divide into without sharing a row between groups
-    int heads_per_group;    // query heads
-    int tile;               // rows read at once
-    bool packs_queries;     // attend_block() wants them so
-    bool finishes_scores;   // by a cap or a bias
-    bool by_block;          // stored heads are what a group reads: jobs of few queries take attend_block()
-    bool by_budget;         // or, with args.sparse_threshold, read few values
-    bool spares;            // all values are whole rows, and a budget spares some of few queries
-    bool absorbs;           // values are whole rows: few queries take absorb_values()
-    bool turns[2] = {};     // per score term: absorbs, and takes score_turned()
-    bool by_group[2] = {};  // or: absorbs, and scores are sums over the stored heads of whole rows
-    bool exact;             // absorbs: values are summed as floats
-    bool sums_codes;        // absorbs: rows of codes, or of 4 bits
-    int64_t absorbed_rows;  // absorbs: so many at a time, read for scores, then for values
-    int64_t max_rows = 0;   // stored rows of a job
-    size_t max_pairs = 0;   // (head, query) of a job
+    int n_groups;          // what the heads divide into without sharing a row between groups
+    int heads_per_group;   // query heads
+    int tile;              // rows read at once
+    bool packs_queries;    // attend_block() wants them so
+    bool finishes_scores;  // by a cap or a bias
+    bool by_block;         // stored heads are what a group reads: jobs of few queries take attend_block()
+    bool by_budget;        // or, with args.sparse_threshold, read few values
+    bool sparse_absorbed;  // all values are whole rows, and a budget spares some of few queries
+    bool absorbs;          // values are whole rows: few queries take absorb_values()
+    bool rotates_query[2] = {};  // per score term: absorbs, and takes score_rotated()
+    bool by_group[2] = {};       // or: absorbs, and scores are sums over the stored heads of whole rows
+    bool exact;                  // absorbs: values are summed as floats
+    bool sums_codes;             // absorbs: rows of codes, or of 4 bits
+    int64_t absorbed_rows;       // absorbs: so many at a time, read for scores, then for values
+    int64_t max_rows = 0;        // stored rows of a job
+    size_t max_pairs = 0;        // (head, query) of a job
     std::vector<AttentionJob> jobs;
     std::vector<AttentionItem> items;
     AttentionScratch scratch{};
@@ -120,7 +120,7 @@ struct AttentionPlan {
     JobShape shape(const AttentionArgs& args, int n_queries) const;
     void add_jobs(const AttentionArgs& args, const AttentionSequence& sequence);
     void split(int n_threads);
-    void lay_out(const AttentionArgs& args, size_t pairs, size_t parts);
+    void repack_into(const AttentionArgs& args, size_t pairs, size_t parts);
 };
 
 /// Floats that a listed row takes: two addresses, its position and a weight.

@@ -73,17 +73,17 @@ void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
 void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, int thread,
                                 float* state) const {
     float* const own = scratch(thread);
-    const bool absorbs = plan_.absorbs && !fresh, spares = plan_.spares && !fresh;
+    const bool absorbs = plan_.absorbs && !fresh, sparse_absorbed = plan_.sparse_absorbed && !fresh;
     const bool by_block = plan_.by_block && !(fresh && args_.scores[0].rope);
-    if (!(by_block || absorbs || spares) || job.n_queries > kFewQueries)
+    if (!(by_block || absorbs || sparse_absorbed) || job.n_queries > kFewQueries)
         return compute_tiles(job, fresh, span, own, state);
     // The last query sees the fewest of the first rows, the first one the fewest of the last.
     const int64_t begin = args_.window > 0 ? job.position(job.n_queries - 1) - args_.window + 1 : span.first;
     const int64_t seen = std::clamp(begin, span.first, span.end);
     const int64_t end = std::clamp(job.last_seen(0) + 1, seen, span.end);
     compute_tiles(job, fresh, {span.first, seen}, own, state);
-    if (spares) {
-        compute_sparely(job, {seen, end}, own, state, counts_[thread]);
+    if (sparse_absorbed) {
+        compute_sparse(job, {seen, end}, own, state, counts_[thread]);
     } else if (absorbs) {
         compute_absorbed(job, {seen, end}, own, state);
     } else if (plan_.by_budget && !fresh) {

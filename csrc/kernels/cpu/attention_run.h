@@ -57,8 +57,8 @@ class AttentionRun {
                       int group) const;
     BlockAttention block_at(const AttentionJob& job, bool fresh, int64_t position, int64_t end, int group,
                             int n_groups, float* scratch, float* state) const;
-    BlockRope turning(int64_t position, const float* scratch) const;
-    void fill_turns(float* scratch) const;
+    BlockRope rope_at(int64_t position, const float* scratch) const;
+    void fill_rotations(float* scratch) const;
     void copy_biases(const AttentionJob& job, Span span, int64_t position, int group, int n_groups,
                      float* scratch) const;
     void compute_blocks(const AttentionJob& job, bool fresh, Span span, float* scratch, float* state) const;
@@ -71,10 +71,10 @@ class AttentionRun {
     void compute_scores(const Group& group, const Tile& tile, size_t t, float* scores, size_t ld) const;
     void add_values(const Group& group, const Tile& tile, size_t t, const float* weights, size_t ld,
                     const float* factor) const;
-    void pack_turned(const ScoreTerm& term, int head, const float* q, float* to) const;
+    void pack_rotated_query(const ScoreTerm& term, int head, const float* q, float* to) const;
     void prepare_absorbed(const AttentionJob& job, float* scratch) const;
-    void score_by_turns(const AttentionJob& job, size_t t, int64_t position, int64_t end, float* scratch,
-                        float* scores, size_t ld) const;
+    void score_by_rotation(const AttentionJob& job, size_t t, int64_t position, int64_t end, float* scratch,
+                           float* scores, size_t ld) const;
     void group_queries(size_t t, int pairs, float* scratch) const;
     void score_by_groups(const AttentionJob& job, size_t t, int64_t position, int64_t end, float* scratch,
                          float* scores, size_t ld) const;
@@ -82,19 +82,19 @@ class AttentionRun {
                         float* scores, size_t ld) const;
     void weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
                         float* state) const;
-    WeightsBefore* weights_before(float* scratch) const {
-        return reinterpret_cast<WeightsBefore*>(scratch + plan_.scratch.before);
+    WeightStats* weight_stats(float* scratch) const {
+        return reinterpret_cast<WeightStats*>(scratch + plan_.scratch.weight_stats);
     }
-    int64_t set_aside(int pairs, float* scratch) const;
-    void absorb_values(const AttentionJob& job, size_t t, Span span, int64_t n_pairs, int64_t n_aside,
+    int64_t extract_outliers(int pairs, float* scratch) const;
+    void absorb_values(const AttentionJob& job, size_t t, Span span, int64_t n_pairs, int64_t n_outliers,
                        const float* factor, float* scratch, float* state) const;
     void compute_absorbed(const AttentionJob& job, Span span, float* scratch, float* state) const;
-    void compute_sparely(const AttentionJob& job, Span span, float* scratch, float* state,
-                         SparseCounts& counts) const;
+    void compute_sparse(const AttentionJob& job, Span span, float* scratch, float* state,
+                        SparseCounts& counts) const;
     void score_stretch(const AttentionJob& job, Span span, float* scratch, float* state) const;
-    void pass_over(const AttentionJob& job, Span span, float* scratch, float* state,
-                   SparseCounts& counts) const;
-    void add_spared_values(const AttentionJob& job, Span span, size_t t, float* scratch, float* state) const;
+    void skip_weights(const AttentionJob& job, Span span, float* scratch, float* state,
+                      SparseCounts& counts) const;
+    void add_sparse_values(const AttentionJob& job, Span span, size_t t, float* scratch, float* state) const;
     struct Listed;
     Listed listed_in(float* scratch) const;
     void list_rows(const AttentionJob& job, Span span, float* scratch) const;

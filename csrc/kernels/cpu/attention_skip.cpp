@@ -31,7 +31,7 @@ void with_listed(const KeptRows& rows, const Fn& fn) {
 }  // namespace
 
 void keep_rows(const float* p, int64_t n, float share, uint8_t* keep) {
-    const float cut = highest_cut(p, n, share * total_of(p, n, Themselves()), Themselves());
+    const float cut = skip_threshold(p, n, share * total_of(p, n, ByWeight()), ByWeight());
     for (int64_t i = 0; i < n; ++i) keep[i] |= p[i] < cut ? 0 : 1;
 }
 

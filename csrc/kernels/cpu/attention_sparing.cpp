@@ -59,18 +59,18 @@ struct AttentionRun::Listed {
     }
 };
 
-void AttentionRun::compute_sparely(const AttentionJob& job, Span span, float* scratch, float* state,
-                                   SparseCounts& counts) const {
+void AttentionRun::compute_sparse(const AttentionJob& job, Span span, float* scratch, float* state,
+                                  SparseCounts& counts) const {
     if (span.size() == 0) return;
     prepare_absorbed(job, scratch);
-    std::fill_n(scratch + plan_.scratch.passed, plan_.heads_per_group * job.n_queries, 0.0f);
+    std::fill_n(scratch + plan_.scratch.skipped, plan_.heads_per_group * job.n_queries, 0.0f);
     for (int64_t end = span.end, first; end > span.first; end = first) {
         first = std::max(span.first, (end - 1) / kStretchRows * kStretchRows);
         score_stretch(job, {first, end}, scratch, state);
-        pass_over(job, {first, end}, scratch, state, counts);
+        skip_weights(job, {first, end}, scratch, state, counts);
         list_rows(job, {first, end}, scratch);
         for (size_t t = 0; t < args_.values.size(); ++t)
-            add_spared_values(job, {first, end}, t, scratch, state);
+            add_sparse_values(job, {first, end}, t, scratch, state);
     }
 }
 
@@ -117,7 +117,7 @@ float* AttentionRun::kept_mean(const Stretch& stretch) const {
 /// Forks share means, of which each is taken once.
 std::vector<AttentionRun::Stretch> AttentionRun::take_unknown_means() const {
     std::vector<Stretch> unknown;
-    if (!plan_.spares) return unknown;
+    if (!plan_.sparse_absorbed) return unknown;
     for (const AttentionSequence& sequence : args_.sequences)
         for (size_t t = 0; t < args_.values.size(); ++t)
             for (int64_t i = 0; i < std::ssize(sequence.means); ++i) {
@@ -139,14 +139,14 @@ void AttentionRun::sum_mean(const Stretch& stretch, int thread) const {
 }
 
 /// Scores of a stretch to weights, those that the budget spares to 0.
-void AttentionRun::pass_over(const AttentionJob& job, Span span, float* scratch, float* state,
-                             SparseCounts& counts) const {
+void AttentionRun::skip_weights(const AttentionJob& job, Span span, float* scratch, float* state,
+                                SparseCounts& counts) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
     const int64_t n = span.size();
     const bool squared = args_.sparse_delta > 0;
     for (int pair = 0; pair < pairs; ++pair) {
         float* const s = scratch + plan_.scratch.spread + pair * kStretchStride + span.first % kStretchRows;
-        float* const used = scratch + plan_.scratch.passed + pair;
+        float* const used = scratch + plan_.scratch.skipped + pair;
         float* const sum = state + plan_.state.sum + pair;
         if (plan_.finishes_scores && !plan_.by_block)
             isa_.finish_scores(
@@ -158,13 +158,14 @@ void AttentionRun::pass_over(const AttentionJob& job, Span span, float* scratch,
             float* const values = state + plan_.state.values[t] + pair * row_stride(dim);
             isa_.values(s, 0, 1, &factor, static_cast<uint32_t>(DType::F32), values, 0, 0, dim, values, 0);
         }
-        WeightsBefore& before = weights_before(scratch)[pair];
-        before = {before.squares * factor * factor, before.largest * factor * factor, before.rows};
+        WeightStats& stats = weight_stats(scratch)[pair];
+        stats = {stats.squares * factor * factor, stats.largest * factor * factor, stats.rows};
         *used *= squared ? factor * factor : factor;
         const float share = squared ? args_.sparse_delta * *sum : args_.sparse_threshold * *sum;
-        const PassedOver passed = isa_.pass_over(s, n, (squared ? share * share : share) - *used, squared);
-        *used += passed.used;
-        used[pairs] = passed.mass;
+        const SkippedWeights skipped =
+            isa_.skip_weights(s, n, (squared ? share * share : share) - *used, squared);
+        *used += skipped.used;
+        used[pairs] = skipped.mass;
         counts.skipped += zeros(s, n);
     }
     counts.rows += n * pairs;
@@ -221,7 +222,7 @@ void AttentionRun::add_listed(const Rows& rows, const ListedRows* lists, int64_t
                             .rows_stride = row_stride(rows.head_dim())});
 }
 
-void AttentionRun::add_spared_values(const AttentionJob& job, Span span, size_t t, float* scratch,
+void AttentionRun::add_sparse_values(const AttentionJob& job, Span span, size_t t, float* scratch,
                                      float* state) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
     const size_t stride = row_stride(args_.values[t].dim);
@@ -238,7 +239,7 @@ void AttentionRun::add_spared_values(const AttentionJob& job, Span span, size_t 
     if (plan_.absorbs) add_dense(job, span, t, scratch, state);
     // What was passed over, as if all of it were the mean of the stretch's rows.
     const float* const kept = kept_mean({*job.sequence, span.first / kStretchRows, t});
-    isa_.values(scratch + plan_.scratch.passed + pairs, 1, pairs, scratch + plan_.scratch.ones,
+    isa_.values(scratch + plan_.scratch.skipped + pairs, 1, pairs, scratch + plan_.scratch.ones,
                 static_cast<uint32_t>(DType::F32), kept ? kept : scratch + plan_.scratch.mean[t], 0, 1,
                 args_.values[t].dim, state + plan_.state.values[t], stride);
 }
@@ -249,11 +250,11 @@ void AttentionRun::add_dense(const AttentionJob& job, Span span, size_t t, float
     const int pairs = plan_.heads_per_group * job.n_queries;
     int32_t* const dense = reinterpret_cast<int32_t*>(scratch + plan_.scratch.dense);
     int32_t* const read = reinterpret_cast<int32_t*>(scratch + plan_.scratch.pairs);
-    SetAside* const aside = reinterpret_cast<SetAside*>(scratch + plan_.scratch.aside);
+    Outlier* const outliers = reinterpret_cast<Outlier*>(scratch + plan_.scratch.outliers);
     for (int64_t first = span.first, end; first < span.end; first = end) {
         end = std::min(span.end, (first / plan_.absorbed_rows + 1) * plan_.absorbed_rows);
         int n_pairs = 0;
-        int64_t n_aside = 0;
+        int64_t n_outliers = 0;
         for (int pair = 0; pair < pairs; ++pair) {
             if (!(dense[pair] & 1 << first % kStretchRows / plan_.absorbed_rows)) continue;
             float* const p = scratch + plan_.scratch.absorbed + n_pairs * kAbsorbedRows;
@@ -261,15 +262,14 @@ void AttentionRun::add_dense(const AttentionJob& job, Span span, size_t t, float
             std::memcpy(p + first % plan_.absorbed_rows,
                         scratch + plan_.scratch.spread + pair * kStretchStride + first % kStretchRows,
                         (end - first) * sizeof(float));
-            WeightsBefore before = weights_before(scratch)[pair];
-            n_aside +=
-                isa_.set_aside(p, plan_.absorbed_rows, plan_.sums_codes, pair, 1, &before, aside + n_aside);
-            if (t + 1 == args_.values.size())
-                weights_before(scratch)[pair] = before;  // each term weighs them
+            WeightStats stats = weight_stats(scratch)[pair];
+            n_outliers += isa_.extract_outliers(p, plan_.absorbed_rows, plan_.sums_codes, pair, 1, &stats,
+                                                outliers + n_outliers);
+            if (t + 1 == args_.values.size()) weight_stats(scratch)[pair] = stats;  // each term weighs them
             read[n_pairs++] = pair;
         }
         if (n_pairs > 0)
-            absorb_values(job, t, {first, end}, n_pairs, n_aside, scratch + plan_.scratch.ones, scratch,
+            absorb_values(job, t, {first, end}, n_pairs, n_outliers, scratch + plan_.scratch.ones, scratch,
                           state);
     }
 }

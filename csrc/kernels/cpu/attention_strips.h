@@ -7,7 +7,7 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-/// kStripColumns columns of all rows, rows_in_lane rows of a column side by side; and what sums of their
+/// kStripColumns columns of all rows, rows_per_lane rows of a column side by side; and what sums of their
 /// products start from.
 struct Strip {
     alignas(64) RowCodes codes[kStripLanes][absorbed_vectors];
@@ -20,8 +20,8 @@ struct Strip {
 /// Strip `at` of columns of a strip each in every stored head.
 inline void place_strip(const AbsorbedValues& x, int64_t at, int64_t columns, Strip& to) {
     const int64_t of_head = (x.dim + columns - 1) / columns, column = at % of_head * columns;
-    to.first = x.first / rows_in_lane;
-    to.end = (x.first + x.n + rows_in_lane - 1) / rows_in_lane;
+    to.first = x.first / rows_per_lane;
+    to.end = (x.first + x.n + rows_per_lane - 1) / rows_per_lane;
     to.column = at / of_head * x.dim + column;
     to.left = x.dim - column < columns ? x.dim - column : columns;
     to.index = at;
@@ -33,19 +33,19 @@ inline void place_strip(const AbsorbedValues& x, int64_t at, int64_t columns, St
 template <class Fn>
 void each_lane(const AbsorbedValues& x, int64_t head, int64_t first, int64_t stride, Strip& to,
                const Fn& fn) {
-    constexpr int64_t kOfBlock = kBlockTokens / rows_in_lane;
+    constexpr int64_t kOfBlock = kBlockTokens / rows_per_lane;
     for (int64_t i = to.first, next; i < to.end; i = next) {
         next = i / kOfBlock * kOfBlock + kOfBlock < to.end ? i / kOfBlock * kOfBlock + kOfBlock : to.end;
-        const char* from = head_of(x, i / kOfBlock, head) + i % kOfBlock * rows_in_lane * stride + first;
-        for (int64_t k = i; k < next; ++k, from += rows_in_lane * stride) fn(from, to.codes[k]);
+        const char* from = head_of(x, i / kOfBlock, head) + i % kOfBlock * rows_per_lane * stride + first;
+        for (int64_t k = i; k < next; ++k, from += rows_per_lane * stride) fn(from, to.codes[k]);
     }
 }
 
-/// What sums of a strip's products start from: with weights less weight_zero, what that leaves out.
+/// What sums of a strip's products start from: with weights less weight_zero_point, what that leaves out.
 inline void find_start(Strip& strip) {
-    for (RowSums& sums : strip.start) sums = no_sums(RowCodes{});
-    if constexpr (weight_zero != 0) {
-        const RowCodes half = four_digits(RowCodes{}, "\x40\x40\x40\x40");  // of weight_zero
+    for (RowSums& sums : strip.start) sums = zero_sums(RowCodes{});
+    if constexpr (weight_zero_point != 0) {
+        const RowCodes half = splat_quad(RowCodes{}, "\x40\x40\x40\x40");  // of weight_zero_point
         RowSums start[absorbed_vectors];
         memcpy(start, strip.start, sizeof start);
         for (int64_t i = strip.first; i < strip.end; ++i)
@@ -57,21 +57,21 @@ inline void find_start(Strip& strip) {
 }
 
 /// A tile of products calls for memory in so many steps, a line or so in each.
-constexpr int64_t kCalls = registers == 32 ? 8 : 4;
+constexpr int64_t kPrefetchSteps = registers == 32 ? 8 : 4;
 
 /// A strip's share of the rows that are read after these, which come from memory.
-class RowsAhead {
+class NextRowsPrefetch {
   public:
-    RowsAhead(const AbsorbedValues& x, int64_t strip, int64_t strips)
+    NextRowsPrefetch(const AbsorbedValues& x, int64_t strip, int64_t strips)
         : next_(x.next),
           share_(x.heads * static_cast<int64_t>(x.head_stride) / strips),
           first_(strip * share_),
           of_pair_(x.rows / kBlockTokens * share_ / x.n_pairs) {}
 
     /// The part of the next so many pairs, in so many steps.
-    LinesAhead take(int64_t pairs, int64_t steps) {
+    PrefetchSteps take(int64_t pairs, int64_t steps) {
         const auto* const block = static_cast<const char*>(*next_);
-        LinesAhead lines;
+        PrefetchSteps lines;
         if (block) lines = {block + first_ + done_, pairs * of_pair_ / steps};
         done_ += pairs * of_pair_;
         if (done_ >= share_) done_ -= share_, ++next_;
@@ -86,7 +86,7 @@ class RowsAhead {
 /// V vectors of columns of Q pairs, of which there is one with `left` elements, perhaps all, when Part.
 template <int Q, int V, bool Part, bool offsets>
 void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, const Strip& strip,
-              int64_t vector, LinesAhead ahead) {
+              int64_t vector, PrefetchSteps ahead) {
     float* const out = x.out + strip.column + vector * lanes;
     RowSums acc[Q][V];
 #pragma GCC unroll 8
@@ -100,8 +100,8 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
         for (int j = 0; j < V; ++j)
             __builtin_prefetch(out + x.pairs[pair + k] * x.out_stride + j * lanes, 1, 3);
     }
-    const int64_t step = x.rows / rows_in_lane / kCalls;
-    const WeightCode* from = weights.codes(pair) + strip.first * rows_in_lane;
+    const int64_t step = x.rows / rows_per_lane / kPrefetchSteps;
+    const WeightCode* from = weights.codes(pair) + strip.first * rows_per_lane;
     const RowCodes* codes_at = strip.codes[strip.first] + vector;
     for (int64_t i = strip.first, next; i < strip.end; i = next) {
         ahead.step();
@@ -112,11 +112,11 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
             for (int j = 0; j < V; ++j) codes[j] = codes_at[j];
 #pragma GCC unroll 8
             for (int k = 0; k < Q; ++k) {
-                const RowCodes some = four_digits(RowCodes{}, from + k * kAbsorbedRows);
+                const RowCodes some = splat_quad(RowCodes{}, from + k * kAbsorbedRows);
 #pragma GCC unroll 4
                 for (int j = 0; j < V; ++j) acc[k][j] = add_products(acc[k][j], some, codes[j]);
             }
-            from += rows_in_lane;
+            from += rows_per_lane;
             codes_at += absorbed_vectors;
             asm("" : "+r"(from), "+r"(codes_at));  // g++ 12 would add them up anew from what they are made of
         }
@@ -142,11 +142,12 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
 /// So many pairs at once, then half as many, then one.
 template <int Q, int V, bool Part, bool offsets>
 void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& strip, int64_t vector) {
-    RowsAhead ahead(x, strip.index, strip.strips);
+    NextRowsPrefetch ahead(x, strip.index, strip.strips);
     int64_t pair = 0;
     const auto with = [&](auto kernel, int64_t n) {
         for (; pair + n <= x.n_pairs; pair += n)
-            kernel(x, weights, pair, strip, vector, vector == 0 ? ahead.take(n, kCalls) : LinesAhead());
+            kernel(x, weights, pair, strip, vector,
+                   vector == 0 ? ahead.take(n, kPrefetchSteps) : PrefetchSteps());
     };
     with(add_tile<Q, V, Part, offsets>, Q);
     if constexpr (Q > 4) with(add_tile<Q / 2, V, Part, offsets>, Q / 2);
@@ -155,30 +156,30 @@ void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& s
 
 /// What is set aside of all pairs, after the others: their sums are near then.
 template <int V, bool Part>
-[[gnu::noinline]] void add_set_aside(const AbsorbedValues& x, const Strip& strip, const Weights& weights,
-                                     int64_t vector) {
+[[gnu::noinline]] void add_outliers(const AbsorbedValues& x, const Strip& strip, const Weights& weights,
+                                    int64_t vector) {
     static constexpr struct Digits {
-        WeightCode only[rows_in_lane][rows_in_lane];
+        WeightCode only[rows_per_lane][rows_per_lane];
         constexpr Digits() : only() {
-            for (int i = 0; i < rows_in_lane; ++i) only[i][i] = 1;
+            for (int i = 0; i < rows_per_lane; ++i) only[i][i] = 1;
         }
     } kOne;
     const int64_t columns = strip.left - vector * lanes, left = columns < lanes ? columns : lanes;
-    for (int64_t i = 0; i < x.n_aside;) {
-        const int32_t pair = x.aside[i].pair;
+    for (int64_t i = 0; i < x.n_outliers;) {
+        const int32_t pair = x.outliers[i].pair;
         float* const to = x.out + pair * x.out_stride + strip.column + vector * lanes;
         Vec sums[V];
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j) sums[j] = Part ? load_part(to + j * lanes, left) : load(to + j * lanes);
         do {
-            const auto row = static_cast<uint32_t>(x.aside[i].row);
-            const RowCodes one = four_digits(RowCodes{}, kOne.only[row % rows_in_lane]);
-            const RowCodes* const codes = strip.codes[row / rows_in_lane] + vector;
-            const Vec weight = splat(weights.aside(i));
+            const auto row = static_cast<uint32_t>(x.outliers[i].row);
+            const RowCodes one = splat_quad(RowCodes{}, kOne.only[row % rows_per_lane]);
+            const RowCodes* const codes = strip.codes[row / rows_per_lane] + vector;
+            const Vec weight = splat(weights.outlier(i));
 #pragma GCC unroll 4
             for (int j = 0; j < V; ++j)
-                sums[j] = fma(weight, to_floats(add_products(no_sums(RowCodes{}), one, codes[j])), sums[j]);
-        } while (++i < x.n_aside && x.aside[i].pair == pair);
+                sums[j] = fma(weight, to_floats(add_products(zero_sums(RowCodes{}), one, codes[j])), sums[j]);
+        } while (++i < x.n_outliers && x.outliers[i].pair == pair);
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j)
             Part ? store_part(to + j * lanes, sums[j], left) : store(to + j * lanes, sums[j]);
@@ -192,16 +193,16 @@ void add_strip(const AbsorbedValues& x, const Strip& strip, const Weights& weigh
     if constexpr (vectors >= 4 && registers == 32) {
         if (most >= 4) {
             add_vectors<4, 4, false, offsets>(x, weights, strip, 0);
-            return add_set_aside<4, false>(x, strip, weights, 0);
+            return add_outliers<4, false>(x, strip, weights, 0);
         }
     } else if constexpr (vectors == 2 && registers == 32) {
         add_vectors<8, 2, false, offsets>(x, weights, strip, 0);
-        return add_set_aside<2, false>(x, strip, weights, 0);
+        return add_outliers<2, false>(x, strip, weights, 0);
     }
     int64_t vector = 0;
     for (; most - vector >= 2; vector += 2) add_vectors<4, 2, false, offsets>(x, weights, strip, vector);
     for (; vector * lanes < strip.left; ++vector) add_vectors<4, 1, true, offsets>(x, weights, strip, vector);
-    for (vector = 0; vector * lanes < strip.left; ++vector) add_set_aside<1, true>(x, strip, weights, vector);
+    for (vector = 0; vector * lanes < strip.left; ++vector) add_outliers<1, true>(x, strip, weights, vector);
 }
 
 }  // namespace

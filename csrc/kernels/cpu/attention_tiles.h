@@ -42,7 +42,7 @@ inline RowsOf<Stored> rows_from(const Stored* row, size_t stride) {
 
 /// Whether products of one query call for memory in steps; for CPUs without vectors of their own code is
 /// small instead.
-constexpr bool calls_in_steps = lanes * registers > 64;
+constexpr bool prefetches_in_steps = lanes * registers > 64;
 
 /// Rows that one query is multiplied with side by side: CPUs foresee few streams at once, but fewer sums than
 /// these would wait for one another (two vectors are added at a time to those of less than 512 bits).
@@ -51,7 +51,7 @@ constexpr int kStreams = lanes == 16 ? 4 : 8;
 /// acc[m * R + i] = Q queries times R rows, lane by lane.
 template <int Q, int R, class Row>
 [[gnu::always_inline]] inline void dots_side_by_side(const float* q, size_t q_stride, const Row (&row)[R],
-                                                     int64_t dim, LinesAhead& ahead, Vec (&acc)[Q * R]) {
+                                                     int64_t dim, PrefetchSteps& ahead, Vec (&acc)[Q * R]) {
 #pragma GCC unroll 16
     for (int i = 0; i < Q * R; ++i) acc[i] = splat(0);
     const auto step = [&](int64_t d, auto read) {
@@ -69,7 +69,7 @@ template <int Q, int R, class Row>
     const int64_t whole = dim / lanes * lanes;
     if (whole < dim) step(whole, [left = dim - whole](auto p) { return load_part(p, left); });
     for (int64_t d = 0; d < whole; d += lanes) {
-        if constexpr (calls_in_steps && Q == 1) ahead.step();
+        if constexpr (prefetches_in_steps && Q == 1) ahead.step();
         step(d, [](auto p) { return load(p); });
     }
 }
@@ -78,7 +78,8 @@ template <int Q, int R, class Row>
 /// and are not written. ahead: of one query, a step for each vector of kStreams rows.
 template <int Q, class Rows>
 [[gnu::noinline]] void dots_tile(const float* q, size_t q_stride, Rows rows, int64_t n, int64_t dim,
-                                 float scale, bool accumulate, float* out, size_t ld, LinesAhead ahead = {}) {
+                                 float scale, bool accumulate, float* out, size_t ld,
+                                 PrefetchSteps ahead = {}) {
     constexpr int R = tile / Q, streams = Q == 1 ? kStreams : R;
     Vec acc[tile];
 #pragma GCC unroll 1
@@ -135,10 +136,10 @@ struct Product {
     int64_t n;
     float* out;
     size_t out_stride;
-    LinesAhead ahead = {};  // of one query and kMostVectors or more of a row: a step for each row
+    PrefetchSteps ahead = {};  // of one query and kMaxVectors or more of a row: a step for each row
 };
 
-constexpr int kMostVectors = 8;  // of a row at once
+constexpr int kMaxVectors = 8;  // of a row at once
 
 /// Q queries from m on, V vectors of columns, of which there is one with `left` elements when Part.
 template <int Q, int V, bool Part, class Rows>
@@ -155,9 +156,9 @@ inline void product_tile(const Product<Rows>& x, int64_t m, int64_t column, int6
             acc[k][j] = factor == 0 ? splat(0) : splat(factor) * read(out + k * x.out_stride + j * lanes);
         }
     }
-    LinesAhead ahead = column == 0 ? x.ahead : LinesAhead();
+    PrefetchSteps ahead = column == 0 ? x.ahead : PrefetchSteps();
     for (int64_t i = 0; i < x.n; ++i) {
-        if constexpr (calls_in_steps && Q == 1 && V == kMostVectors) ahead.step();
+        if constexpr (prefetches_in_steps && Q == 1 && V == kMaxVectors) ahead.step();
         const auto from = x.rows.row(i) + column;
         Vec row[V];
         if constexpr (loads_groups && !Part) {

@@ -6,9 +6,9 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-constexpr bool few_bits = sizeof(WeightCode) == 1;  // of weights
+constexpr bool int8_weights = sizeof(WeightCode) == 1;  // of weights
 constexpr int64_t kStripColumns = absorbed_vectors * lanes;
-constexpr int64_t kStripLanes = kAbsorbedRows / rows_in_lane;
+constexpr int64_t kStripLanes = kAbsorbedRows / rows_per_lane;
 
 /// fn(row, end) for the rows of each block.
 template <class Fn>
@@ -32,16 +32,16 @@ class Weights {
         highs_ = tops_ + stride_;
         units_ = highs_ + kBlockTokens * stride_;
         shrinks_ = units_ + stride_;
-        shorts_ = reinterpret_cast<int16_t*>(shrinks_ + stride_);
-        codes_ = reinterpret_cast<WeightCode*>(shorts_ + stride_ * kAbsorbedRows);
+        q15_ = reinterpret_cast<int16_t*>(shrinks_ + stride_);
+        codes_ = reinterpret_cast<WeightCode*>(q15_ + stride_ * kAbsorbedRows);
         offsets_ = all_offsets_ = reinterpret_cast<float*>(codes_ + stride_ * kAbsorbedRows);
-        asides_ = all_offsets_ + stride_ * kMostOffsets;
+        outliers_ = all_offsets_ + stride_ * kMaxOffsets;
         for (int64_t pair = x.n_pairs; pair < stride_; ++pair) tops_[pair] = 0;
         for (int64_t pair = 0; pair < x.n_pairs; ++pair) {
             const float* const p = x.p + pair * kAbsorbedRows;
             float high[kBlockTokens];
-            tops_[pair] = shorten(p, x.rows, shorts_ + pair * kAbsorbedRows, high);
-            if constexpr (few_bits)
+            tops_[pair] = quantise_q15(p, x.rows, q15_ + pair * kAbsorbedRows, high);
+            if constexpr (int8_weights)
                 for (int64_t i = 0; i < kBlockTokens; ++i) highs_[i * stride_ + pair] = high[i];
         }
     }
@@ -51,43 +51,44 @@ class Weights {
     /// What a pair's sums have beside the products.
     float offset(int64_t pair) const { return offsets_[pair]; }
     /// What is set aside, times its row's scale.
-    float aside(int64_t i) const { return asides_[i]; }
+    float outlier(int64_t i) const { return outliers_[i]; }
 
     /// What rows have in all columns of a group, times the weights: of `lanes` groups,
     /// [group][kAbsorbedRows], 0 where no row is.
     void find_offsets(const float* of_rows) {
-        static_assert(lanes % 4 == 0 && lanes <= kMostOffsets);
+        static_assert(lanes % 4 == 0 && lanes <= kMaxOffsets);
         const auto p = rows_from(x_.p, kAbsorbedRows * sizeof(float));
         for (int64_t g = 0; g < lanes; g += 4)
             dots<4>(of_rows + g * kAbsorbedRows, kAbsorbedRows, p, x_.n_pairs, x_.rows, 1, false,
                     all_offsets_ + g * stride_, static_cast<size_t>(stride_));
-        for (int64_t i = 0, pair = 0; i < x_.n_aside; ++i) {
-            const SetAside& aside = x_.aside[i];
-            while (x_.pairs[pair] != aside.pair) ++pair;
+        for (int64_t i = 0, pair = 0; i < x_.n_outliers; ++i) {
+            const Outlier& outlier = x_.outliers[i];
+            while (x_.pairs[pair] != outlier.pair) ++pair;
             for (int64_t g = 0; g < lanes; ++g)
-                all_offsets_[g * stride_ + pair] += aside.weight * of_rows[g * kAbsorbedRows + aside.row];
+                all_offsets_[g * stride_ + pair] += outlier.weight * of_rows[g * kAbsorbedRows + outlier.row];
         }
     }
     void take_offsets(int64_t group) { offsets_ = all_offsets_ + group * stride_; }
 
     /// scales: of all rows, 0 where no row is.
-    void round(const float* scales) {
+    void quantise(const float* scales) {
         alignas(64) float high[kBlockTokens];
-        alignas(64) int16_t shorts[kAbsorbedRows];
-        const float top = shorten(scales, x_.rows, shorts, high);
+        alignas(64) int16_t q15[kAbsorbedRows];
+        const float top = quantise_q15(scales, x_.rows, q15, high);
         find_units(top, high);
-        for (int64_t i = 0; i < x_.n_aside; ++i) asides_[i] = x_.aside[i].weight * scales[x_.aside[i].row];
+        for (int64_t i = 0; i < x_.n_outliers; ++i)
+            outliers_[i] = x_.outliers[i].weight * scales[x_.outliers[i].row];
         for (int64_t pair = 0; pair < x_.n_pairs; ++pair)
-            round_pair(shorts_ + pair * kAbsorbedRows, shorts, shrinks_[pair], x_.rows,
-                       codes_ + pair * kAbsorbedRows);
+            quantise_pair(q15_ + pair * kAbsorbedRows, q15, shrinks_[pair], x_.rows,
+                          codes_ + pair * kAbsorbedRows);
     }
 
   private:
-    static constexpr float kOne = 32767;
+    static constexpr float kQ15One = 32767;
 
     /// Numbers that are not negative, their largest being kOne. Returns what that is, NaN if one is no
     /// number, and the largest of rows of the same place in a block.
-    static float shorten(const float* from, int64_t rows, int16_t* to, float* high) {
+    static float quantise_q15(const float* from, int64_t rows, int16_t* to, float* high) {
         Vec top = splat(0), total = splat(0);
         for (int64_t i = 0; i < kBlockTokens; i += lanes) {
             Vec some = splat(0);
@@ -101,26 +102,26 @@ class Weights {
         }
         const float largest = max_of(top);
         const bool usable = largest >= 0x1p-100f && largest <= 0x1p100f;
-        const Vec shrink = splat(usable ? kOne / largest : 0);
+        const Vec shrink = splat(usable ? kQ15One / largest : 0);
         for (int64_t i = 0; i < rows; i += 2 * lanes)
-            store_factors(to + i, load(from + i) * shrink, load(from + i + lanes) * shrink);
+            store_int16(to + i, load(from + i) * shrink, load(from + i + lanes) * shrink);
         return (usable ? largest : largest < 1 ? 0 : __builtin_nanf("")) + 0 * sum(total);
     }
 
     /// What a pair's products are multiplied with before, so that they are codes, and what codes are worth.
     void find_units(float top, const float* high) {
-        constexpr float kTwice = kOne * kOne / 0x1p15f;  // the product of what is largest in both
+        constexpr float kTwice = kQ15One * kQ15One / 0x1p15f;  // the product of what is largest in both
         const Vec all = splat(top / kTwice);
         for (int64_t pair = 0; pair < x_.n_pairs; pair += lanes) {
             const Vec tops = load(tops_ + pair);
             Vec unit = all * tops;
-            if constexpr (few_bits) {
+            if constexpr (int8_weights) {
                 Vec largest = splat(0);
                 for (int64_t i = 0; i < kBlockTokens; ++i)
                     largest = max(load(highs_ + i * stride_ + pair) * splat(high[i]), largest);
                 const Vec exact = splat(0x1p15f * max_weight / kTwice) * tops * splat(top) / largest;
                 // At least 1: a pair without weights to speak of has no unit either.
-                const Vec shrink = max(round_even(min(exact, splat(kOne))), splat(1));
+                const Vec shrink = max(round_even(min(exact, splat(kQ15One))), splat(1));
                 store(shrinks_ + pair, shrink);
                 unit = unit * splat(0x1p15f) / shrink;
             }
@@ -128,16 +129,16 @@ class Weights {
         }
     }
 
-    static void round_pair(const int16_t* p, const int16_t* scales, float shrink, int64_t rows,
-                           WeightCode* to) {
-        const RowFactors less = splat_factor(few_bits ? static_cast<int16_t>(shrink) : int16_t(0));
+    static void quantise_pair(const int16_t* p, const int16_t* scales, float shrink, int64_t rows,
+                              WeightCode* to) {
+        const Int16s less = splat_int16(int8_weights ? static_cast<int16_t>(shrink) : int16_t(0));
 #pragma GCC unroll 4
         for (int64_t i = 0; i < rows; i += 4 * lanes) {
-            RowFactors weights[2];
+            Int16s weights[2];
             for (int j = 0; j < 2; ++j) {
                 const int64_t at = i + j * 2 * lanes;
-                weights[j] = multiplied(load_factors(p + at), load_factors(scales + at));
-                if constexpr (few_bits) weights[j] = multiplied(weights[j], less);
+                weights[j] = mul_q15(load_int16(p + at), load_int16(scales + at));
+                if constexpr (int8_weights) weights[j] = mul_q15(weights[j], less);
             }
             store_weights(to + i, weights[0], weights[1]);
         }
@@ -145,8 +146,8 @@ class Weights {
 
     const AbsorbedValues& x_;
     int64_t stride_;
-    float *tops_, *highs_, *units_, *shrinks_, *all_offsets_, *offsets_, *asides_;
-    int16_t* shorts_;
+    float *tops_, *highs_, *units_, *shrinks_, *all_offsets_, *offsets_, *outliers_;
+    int16_t* q15_;
     WeightCode* codes_;
 };
 

@@ -357,7 +357,7 @@ void CpuBackend::attention(const AttentionArgs& args) {
     }
     const AttentionPlan plan(args, n_threads_);
     float* const floats = reinterpret_cast<float*>(workspace_of(plan.floats * sizeof(float)));
-    std::vector<SparseCounts> counts(plan.by_budget || plan.spares ? n_threads_ : 0);
+    std::vector<SparseCounts> counts(plan.by_budget || plan.sparse_absorbed ? n_threads_ : 0);
     const Access access = is_float(args.values[0].stored.dtype) ? access_.float_rows : access_.rows;
     const AttentionRun attention(isa_, access, args, plan, floats, counts.data());
     const auto unknown = attention.take_unknown_means();

@@ -33,31 +33,31 @@ struct BlockOfCodes {  // groups of 16: d * unit * scale * values[code]
 };
 
 struct BlockIQ2_XXS {
-    using Same = BlockOfCodes<ValuesIQ2>;
+    using Repacked = BlockOfCodes<ValuesIQ2>;
     Scale d;
     struct {  // of 32: four places, then seven bits for the signs of each eight, then four of scale
-        uint8_t places[4], signs[4];
+        uint8_t indices[4], signs[4];
     } groups[8];
 };
 struct BlockIQ2_XS {
-    using Same = BlockOfCodes<ValuesIQ2>;
+    using Repacked = BlockOfCodes<ValuesIQ2>;
     Scale d;
-    uint8_t places[32][2], scales[8];  // nine bits, then seven for signs
+    uint8_t indices[32][2], scales[8];  // nine bits, then seven for signs
 };
 struct BlockIQ2_S {
-    using Same = BlockOfCodes<ValuesIQ2>;
+    using Repacked = BlockOfCodes<ValuesIQ2>;
     Scale d;
-    uint8_t places[32], signs[32], high[8], scales[8];  // high: two more bits of each place
+    uint8_t indices[32], signs[32], high[8], scales[8];  // high: two more bits of each place
 };
 struct BlockIQ3_XXS {
-    using Same = BlockOfCodes<ValuesIQ3_XXS>;
+    using Repacked = BlockOfCodes<ValuesIQ3_XXS>;
     Scale d;
-    uint8_t places[64], signs[8][4];  // of each 32 elements as in IQ2_XXS
+    uint8_t indices[64], signs[8][4];  // of each 32 elements as in IQ2_XXS
 };
 struct BlockIQ3_S {
-    using Same = BlockOfCodes<ValuesIQ3_S>;
+    using Repacked = BlockOfCodes<ValuesIQ3_S>;
     Scale d;
-    uint8_t places[64], high[8], signs[32], scales[4];  // high: a ninth bit of each place
+    uint8_t indices[64], high[8], signs[32], scales[4];  // high: a ninth bit of each place
 };
 
 /// The signs of eight numbers from those of seven: their number is even.
@@ -84,48 +84,48 @@ static inline uint32_t two_fours(const uint16_t* grid, int first, int second) {
     return static_cast<uint32_t>(grid[first] | grid[second] << 12);
 }
 
-static inline void lay_out(const BlockIQ2_XXS& b, BlockIQ2_XXS::Same* to) {
+static inline void repack_into(const BlockIQ2_XXS& b, BlockIQ2_XXS::Repacked* to) {
     for (int i = 0; i < 32; ++i) {
         const uint32_t word = u32_at(b.groups[i / 4].signs);
-        put_eight<2>(to, i, grid_iq2_xxs[b.groups[i / 4].places[i % 4]], eight_signs(word >> i % 4 * 7));
+        put_eight<2>(to, i, grid_iq2_xxs[b.groups[i / 4].indices[i % 4]], eight_signs(word >> i % 4 * 7));
         if (i < 16) to->scales[i] = static_cast<int8_t>(2 * (u32_at(b.groups[i / 2].signs) >> 28) + 1);
     }
 }
-static inline void lay_out(const BlockIQ2_XS& b, BlockIQ2_XS::Same* to) {
+static inline void repack_into(const BlockIQ2_XS& b, BlockIQ2_XS::Repacked* to) {
     for (int i = 0; i < 32; ++i) {
-        const int place = u16_at(b.places[i]);
-        put_eight<2>(to, i, grid_iq2_xs[place & 511], eight_signs(static_cast<uint32_t>(place >> 9)));
+        const int index = u16_at(b.indices[i]);
+        put_eight<2>(to, i, grid_iq2_xs[index & 511], eight_signs(static_cast<uint32_t>(index >> 9)));
         if (i < 16) to->scales[i] = odd_scale(b.scales, i);
     }
 }
-static inline void lay_out(const BlockIQ2_S& b, BlockIQ2_S::Same* to) {
+static inline void repack_into(const BlockIQ2_S& b, BlockIQ2_S::Repacked* to) {
     for (int i = 0; i < 32; ++i) {
-        const int place = b.places[i] | (b.high[i / 4] >> i % 4 * 2 & 3) << 8;
-        put_eight<2>(to, i, grid_iq2_s[place], b.signs[i]);
+        const int index = b.indices[i] | (b.high[i / 4] >> i % 4 * 2 & 3) << 8;
+        put_eight<2>(to, i, grid_iq2_s[index], b.signs[i]);
         if (i < 16) to->scales[i] = odd_scale(b.scales, i);
     }
 }
-static inline void lay_out(const BlockIQ3_XXS& b, BlockIQ3_XXS::Same* to) {
+static inline void repack_into(const BlockIQ3_XXS& b, BlockIQ3_XXS::Repacked* to) {
     for (int i = 0; i < 32; ++i) {
-        const uint32_t fours = two_fours(grid_iq3_xxs, b.places[2 * i], b.places[2 * i + 1]);
+        const uint32_t fours = two_fours(grid_iq3_xxs, b.indices[2 * i], b.indices[2 * i + 1]);
         put_eight<3>(to, i, fours, eight_signs(u32_at(b.signs[i / 4]) >> i % 4 * 7));
         if (i < 16) to->scales[i] = static_cast<int8_t>(2 * (u32_at(b.signs[i / 2]) >> 28) + 1);
     }
 }
-static inline void lay_out(const BlockIQ3_S& b, BlockIQ3_S::Same* to) {
-    const auto place = [&](int i) { return b.places[i] | (b.high[i / 8] >> i % 8 & 1) << 8; };
+static inline void repack_into(const BlockIQ3_S& b, BlockIQ3_S::Repacked* to) {
+    const auto index = [&](int i) { return b.indices[i] | (b.high[i / 8] >> i % 8 & 1) << 8; };
     for (int i = 0; i < 32; ++i) {
-        put_eight<3>(to, i, two_fours(grid_iq3_s, place(2 * i), place(2 * i + 1)), b.signs[i]);
+        put_eight<3>(to, i, two_fours(grid_iq3_s, index(2 * i), index(2 * i + 1)), b.signs[i]);
         if (i < 16) to->scales[i] = odd_scale(b.scales, i / 2);
     }
 }
 
 /// The same numbers.
 template <class Block>
-static inline typename Block::Same laid_out(const Block& b) {
-    typename Block::Same to = {};
+static inline typename Block::Repacked repacked(const Block& b) {
+    typename Block::Repacked to = {};
     to.d = b.d;
-    lay_out(b, &to);
+    repack_into(b, &to);
     return to;
 }
 

@@ -13,7 +13,7 @@
 // Sums: of products, in the order of the codes; Acc: a float for each of them, with fma and sum.
 // - dot<wide>(start, w, x): w below 64 or, when wide, from wide(c), c signed, which adds wide_offset.
 // - start_halves(p), start_quarters(p): 2 or 4 integers, each in one sum of its half or quarter, others
-//   first_sum; no_sums(): all of them first_sum, which to_acc and to_vec take away. Their types may differ.
+//   sum_bias; zero_sums(): all of them sum_bias, which to_acc and to_vec take away. Their types may differ.
 // - to_acc(sums); if joins_steps, of halves: to_acc(sums, next), of 64 codes and the 64 after them.
 // - dot_rows: how many rows to multiply side by side.
 //
@@ -28,7 +28,8 @@
 // - add_last_eight(acc, s): s[8 ... 15] added to any of acc's.
 //
 // PanelCodes: 4 codes in each of `lanes` lanes; PanelSums: a sum in each. See linear_panel.h.
-// - load_panel(p); splat_four(p): the same 4 codes in all; start_all(p): the same integer; dot<wide>; to_vec.
+// - load_panel(p); splat_quad_codes(p): the same 4 codes in all; splat_sum(p): the same integer; dot<wide>;
+// to_vec.
 // - panel_vectors: of a register tile. few_in_registers: whether there are registers for linear_few.h.
 // - PanelPairs: sums of products of codes that are not wide, two to a sum, of at most `max` (0: there are
 //   none): of(w, x), plus(w, x), added_to(sums). To add in 16 bits first takes fewer instructions.
@@ -42,17 +43,17 @@
 // - store_words(p, w).
 //
 // ByElement: products with an element of a vector of activations, n at a time; 1: there are none, and of what
-// follows only side_by_side and tokens, and dot_four<wide>(sums, words, p): with the 4 codes at p.
+// follows only side_by_side and tokens, and dot_quad<wide>(sums, words, p): with the 4 codes at p.
 // - Floats: n activations; load(p); fma(w, x, i, sums): with the i-th.
 // - side_by_side: codes of a row that are next to one another in a panel, where they are signed.
 // - tokens: whose sums are in a vector. If these are not 4 and 1, store_words(p, first, second), of words
 //   that follow one another, and store_scales(rows, p) are here; of_token(sums, next, t) undoes that order.
 // - Codes: n fours of the codes of `tokens` tokens; load(p, next): the second one's are `next` bytes further;
-//   start(): first_sum in all sums; dot<wide>(sums, w, x, i): with the i-th side_by_side of them.
+//   start(): sum_bias in all sums; dot<wide>(sums, w, x, i): with the i-th side_by_side of them.
 //   load_tokens(p, next): a float of each token.
 // - of_words(w): PanelCodes; computed(v) keeps the compiler from computing v later.
 //
-// WidePairs: products of 16-bit integers, see linear_wide.h; min_tokens 0: they would not be faster.
+// Int16Products: products of 16-bit integers, see linear_int16.h; min_tokens 0: they would not be faster.
 #pragma once
 
 #include "kernels/cpu/simd.h"

@@ -44,7 +44,7 @@ struct Fields {
     operator Codes() const { return {{at(0), at(1), at(2), at(3)}}; }
     uint8x16_t at(int i) const { return field(c.v[i], shifts[i / 2], mask); }
     /// In bits 4 and up of `low`, whose bits there are 0 or to be replaced.
-    uint8x16_t above(uint8x16_t low, int i) const {
+    uint8x16_t insert_high(uint8x16_t low, int i) const {
         const int up = 4 - shifts[i / 2];
         const uint8x16_t moved =
             up > 0 ? c.v[i] << static_cast<uint8_t>(up) : c.v[i] >> static_cast<uint8_t>(-up);
@@ -54,9 +54,9 @@ struct Fields {
 static inline Fields fields(const Codes& c, int shift0, int shift1, int mask) {
     return {c, {shift0, shift1}, mask};
 }
-static inline Codes above(const Codes& low, const Fields& high) {
-    return {
-        {high.above(low.v[0], 0), high.above(low.v[1], 1), high.above(low.v[2], 2), high.above(low.v[3], 3)}};
+static inline Codes insert_high(const Codes& low, const Fields& high) {
+    return {{high.insert_high(low.v[0], 0), high.insert_high(low.v[1], 1), high.insert_high(low.v[2], 2),
+             high.insert_high(low.v[3], 3)}};
 }
 
 /// Codes below 64 read the same as signed bytes.
@@ -65,7 +65,7 @@ static inline Codes wide(const Codes& c) { return c; }
 static inline int8x16_t as_signed(uint8x16_t a) { return vreinterpretq_s8_u8(a); }
 
 /// Sums start with this, as the integers of pack() do.
-constexpr int32_t first_sum = magic_bits;
+constexpr int32_t sum_bias = magic_bits;
 
 struct Scales {
     Vec v[4];
@@ -137,8 +137,8 @@ using PanelSums = int32x4_t;
 struct PanelPairs : NoPairs {};
 
 static inline PanelCodes load_panel(const void* p) { return load_as<int8x16_t>(p); }
-static inline PanelSums start_all(const void* p) { return vdupq_n_s32(load_as<int32_t>(p)); }
-static inline PanelCodes splat_four(const void* p) { return vreinterpretq_s8_s32(start_all(p)); }
+static inline PanelSums splat_sum(const void* p) { return vdupq_n_s32(load_as<int32_t>(p)); }
+static inline PanelCodes splat_quad_codes(const void* p) { return vreinterpretq_s8_s32(splat_sum(p)); }
 static inline Vec to_vec(PanelSums s) { return without_magic(s); }
 
 using Words = uint8x16_t;
@@ -154,8 +154,8 @@ static inline Words load_word(const RowsAt& row, int at) {
 }
 static inline void store_words(void* p, Words w) { memcpy(p, &w, sizeof w); }
 static inline Words wide_words(Words w) { return w; }
-static inline Words above(Words low, Words high) { return low | high << 4; }
-static inline Words lowered(Words w, int by) { return w - static_cast<uint8_t>(by); }
+static inline Words insert_high(Words low, Words high) { return low | high << 4; }
+static inline Words subtract_offset(Words w, int by) { return w - static_cast<uint8_t>(by); }
 static inline Words load_table(const void* p) { return load_bytes(p); }
 static inline Words look_up(Words table, Words w) { return vqtbl1q_u8(table, w); }
 static inline Codes look_up(Words table, const Codes& c) {
@@ -191,7 +191,7 @@ struct AnyByElement {
     static PanelCodes of_words(Words w) { return as_signed(w); }
     /// Loaded each time: to copy a register takes one of the vector instructions that are the limit.
     static PanelSums start() {
-        static constexpr int32_t first[4] = {first_sum, first_sum, first_sum, first_sum};
+        static constexpr int32_t first[4] = {sum_bias, sum_bias, sum_bias, sum_bias};
         PanelSums sums;
         asm volatile("ldr %q0, %1" : "=w"(sums) : "m"(first));
         return sums;
@@ -207,7 +207,7 @@ struct AnyByElement {
     static Vec of_token(Vec sums, Vec, int) { return sums; }
 };
 
-struct WidePairs {
+struct Int16Products {
     static constexpr int64_t min_tokens = 0;  // f32 products are as fast
 };
 

@@ -14,15 +14,15 @@ static inline __m256i pairs_of(__m256i w, __m256i x) {
     return is_wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
                    : _mm256_maddubs_epi16(w, x);
 }
-static inline __m256i joined(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+static inline __m256i sum_pairs(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 template <bool is_wide>
 static inline __m256i dot_once(__m256i start, __m256i w, __m256i x) {
-    return _mm256_add_epi32(start, joined(pairs_of<is_wide>(w, x)));
+    return _mm256_add_epi32(start, sum_pairs(pairs_of<is_wide>(w, x)));
 }
 /// One of many: g++ would add them up as a tree, for which there are too few registers.
 template <bool is_wide>
 static inline __m256i dot(__m256i acc, __m256i w, __m256i x) {
-    asm("vpaddd %1, %0, %0" : "+x"(acc) : "x"(joined(pairs_of<is_wide>(w, x))));
+    asm("vpaddd %1, %0, %0" : "+x"(acc) : "x"(sum_pairs(pairs_of<is_wide>(w, x))));
     return acc;
 }
 struct PanelPairs {
@@ -35,7 +35,7 @@ struct PanelPairs {
         asm("vpaddw %1, %0, %0" : "+x"(all.v) : "x"(of(w, x).v));
         return all;
     }
-    __m256i added_to(__m256i sums) const { return _mm256_add_epi32(sums, joined(v)); }
+    __m256i added_to(__m256i sums) const { return _mm256_add_epi32(sums, sum_pairs(v)); }
 };
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -39,7 +39,7 @@ struct Fields {
     operator Codes() const { return _mm512_and_si512(shifted(), _mm512_set1_epi8(static_cast<char>(mask))); }
     /// In bits 4 and up, with others below: of fields four bits apart, which are kept, the other one goes
     /// there.
-    Codes raised() const {
+    Codes shifted_up() const {
         const auto kept = [&](int shift) {
             return static_cast<long long>(0x1111111111111111u * (static_cast<uint64_t>(mask) << shift % 4));
         };
@@ -49,8 +49,8 @@ struct Fields {
     }
 };
 static inline Fields fields(Codes c, int shift0, int shift1, int mask) { return {c, {shift0, shift1}, mask}; }
-static inline Codes above(Fields low, Fields high) {  // bits of low where a mask has ones, else of high
-    return _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low.shifted(), high.raised(), 0xca);
+static inline Codes insert_high(Fields low, Fields high) {  // bits of low where a mask has ones, else of high
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low.shifted(), high.shifted_up(), 0xca);
 }
 
 /// VNNI's first factor is unsigned.
@@ -63,8 +63,8 @@ static inline Sums dot(Sums acc, Codes w, Codes x) {
     return acc;
 }
 
-constexpr int32_t first_sum = 0;
-static inline Sums no_sums() { return Sums{}; }
+constexpr int32_t sum_bias = 0;
+static inline Sums zero_sums() { return Sums{}; }
 static inline Sums start_halves(const void* p) {
     const __m128i two = _mm_loadl_epi64(static_cast<const __m128i*>(p));
     const __m512i to = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0);
@@ -131,17 +131,19 @@ struct PanelPairs : NoPairs {};
 constexpr int panel_vectors = 2;
 constexpr bool few_in_registers = true;
 
-static inline PanelCodes splat_four(const void* p) {
+static inline PanelCodes splat_quad_codes(const void* p) {
     int32_t four;
     memcpy(&four, p, sizeof four);
     return _mm512_set1_epi32(four);
 }
-static inline PanelSums start_all(const void* p) { return splat_four(p); }
+static inline PanelSums splat_sum(const void* p) { return splat_quad_codes(p); }
 static inline PanelCodes load_panel(const void* p) { return _mm512_loadu_si512(p); }
 static inline Vec to_vec(PanelSums s) { return {_mm512_cvtepi32_ps(s)}; }
 
 using Words = __m512i;
-static inline Words above(Words low, Words high) { return _mm512_or_si512(low, _mm512_slli_epi16(high, 4)); }
+static inline Words insert_high(Words low, Words high) {
+    return _mm512_or_si512(low, _mm512_slli_epi16(high, 4));
+}
 /// Of four rows in each part of 128 bits of a, b, c and d: words 0 to 3 of that part.
 static inline void transpose_parts(__m512i a, __m512i b, __m512i c, __m512i d, Words* to) {
     const __m512i low_ab = _mm512_unpacklo_epi32(a, b), low_cd = _mm512_unpacklo_epi32(c, d);
@@ -206,7 +208,7 @@ struct ByElement {
 
     /// `volatile` keeps the order, in which no product waits for the one before.
     template <bool is_wide>
-    static PanelSums dot_four(PanelSums acc, Words w, const void* p) {
+    static PanelSums dot_quad(PanelSums acc, Words w, const void* p) {
         struct __attribute__((packed, may_alias)) Four {
             int32_t codes;
         };
@@ -215,15 +217,15 @@ struct ByElement {
     }
 };
 
-/// See linear_wide.h.
-struct WidePairs {
+/// See linear_int16.h.
+struct Int16Products {
     using Pairs = __m512i;  // two int16 in each lane
     using Sums = __m512i;
     static constexpr int tokens = 6;
     static constexpr int64_t min_tokens = 128;
 
     static Pairs load_pairs(const void* p) { return _mm512_loadu_si512(p); }
-    static Pairs splat_pair(const void* p) { return splat_four(p); }
+    static Pairs splat_pair(const void* p) { return splat_quad_codes(p); }
     static Sums dot(Sums acc, Pairs w, Pairs x) {
         asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
         return acc;

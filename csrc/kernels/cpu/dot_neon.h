@@ -17,8 +17,8 @@ struct QuarterSums {
     const void* start;
 };
 
-static inline HalfSums no_sums() { return {vdupq_n_s32(0)}; }
-static inline StartedHalves start_halves(const void* p) { return {no_sums(), p}; }
+static inline HalfSums zero_sums() { return {vdupq_n_s32(0)}; }
+static inline StartedHalves start_halves(const void* p) { return {zero_sums(), p}; }
 static inline QuarterSums start_quarters(const void* p) { return {vdupq_n_s32(0), p}; }
 
 /// Lane i: products i and i + 8, added to `sums`. Activations are above -128.
@@ -61,7 +61,7 @@ constexpr bool few_in_registers = true;
 
 template <bool is_wide>
 static inline PanelSums dot(PanelSums acc, PanelCodes w, PanelCodes x) {
-    return add_fours(acc, w, x);
+    return add_quad_dots(acc, w, x);
 }
 
 /// Codes: the element goes to all lanes first.

@@ -16,8 +16,8 @@ struct StartedSums {
     const void* start;
 };
 
-static inline PartSums<2> no_sums() {
-    const int32x4_t first = {first_sum, 0, 0, 0};
+static inline PartSums<2> zero_sums() {
+    const int32x4_t first = {sum_bias, 0, 0, 0};
     return {first, first};
 }
 static inline StartedSums<2> start_halves(const void* p) { return {{}, p}; }

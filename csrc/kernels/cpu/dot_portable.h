@@ -72,7 +72,7 @@ static inline Codes fields(const Codes& c, int shift0, int shift1, int mask) {
     return {{field(c.v[0], shift0, mask), field(c.v[1], shift0, mask), field(c.v[2], shift1, mask),
              field(c.v[3], shift1, mask)}};
 }
-static inline Codes above(const Codes& low, const Codes& high) {
+static inline Codes insert_high(const Codes& low, const Codes& high) {
     Codes c;
     for (int i = 0; i < 4; ++i) c.v[i] = low.v[i] | high.v[i] << 4;
     return c;
@@ -102,8 +102,8 @@ static inline Sums dot(Sums acc, const Codes& w, const Codes& x) {
     return acc + add_neighbours(low, high);
 }
 
-constexpr int32_t first_sum = 0;
-static inline Sums no_sums() { return Sums{}; }
+constexpr int32_t sum_bias = 0;
+static inline Sums zero_sums() { return Sums{}; }
 static inline Sums start_quarters(const void* p) {
     Sums s;
     memcpy(&s, p, sizeof s);
@@ -197,13 +197,13 @@ static inline PanelCodes load_panel(const void* p) {
     memcpy(&a, p, sizeof a);
     return {even(a), odd(a)};
 }
-static inline PanelSums start_all(const void* p) {
+static inline PanelSums splat_sum(const void* p) {
     int32_t a;
     memcpy(&a, p, sizeof a);
     return Ints{a, a, a, a};
 }
-static inline PanelCodes splat_four(const void* p) {
-    const Bytes a = reinterpret_cast<Bytes>(start_all(p));
+static inline PanelCodes splat_quad_codes(const void* p) {
+    const Bytes a = reinterpret_cast<Bytes>(splat_sum(p));
     return {even(a), odd(a)};
 }
 template <bool is_wide>
@@ -228,7 +228,7 @@ static inline Words load_word(const RowsAt& row, int at) {
 }
 static inline void store_words(void* p, Words w) { memcpy(p, &w, sizeof w); }
 static inline Words wide_words(Words w) { return w; }
-static inline Words above(Words low, Words high) { return low | high << 4; }
+static inline Words insert_high(Words low, Words high) { return low | high << 4; }
 static inline Words load_table(const void* p) {
     Words w;
     memcpy(&w, p, sizeof w);
@@ -271,12 +271,12 @@ struct ByElement {
     static constexpr int n = 1, side_by_side = 4, tokens = 1;
 
     template <bool is_wide>
-    static PanelSums dot_four(PanelSums acc, Words w, const void* p) {
-        return SLIMRT_ISA::dot<is_wide>(acc, {even(w), odd(w)}, splat_four(p));
+    static PanelSums dot_quad(PanelSums acc, Words w, const void* p) {
+        return SLIMRT_ISA::dot<is_wide>(acc, {even(w), odd(w)}, splat_quad_codes(p));
     }
 };
 
-struct WidePairs {
+struct Int16Products {
     static constexpr int64_t min_tokens = 0;  // f32 products are as fast
 };
 

@@ -45,14 +45,14 @@ struct Fields {
     int shifts[2], mask;
 
     operator Codes() const { return {field(c.low, shifts[0], mask), field(c.high, shifts[1], mask)}; }
-    Codes raised() const {
+    Codes shifted_up() const {
         return {field(c.low, shifts[0] - 4, mask << 4), field(c.high, shifts[1] - 4, mask << 4)};
     }
 };
 static inline Fields fields(Codes c, int shift0, int shift1, int mask) { return {c, {shift0, shift1}, mask}; }
-static inline Codes above(Codes low, Fields high) {
-    const Codes raised = high.raised();
-    return {_mm256_or_si256(low.low, raised.low), _mm256_or_si256(low.high, raised.high)};
+static inline Codes insert_high(Codes low, Fields high) {
+    const Codes shifted_up = high.shifted_up();
+    return {_mm256_or_si256(low.low, shifted_up.low), _mm256_or_si256(low.high, shifted_up.high)};
 }
 
 static inline Codes wide(Codes c) { return {wide(c.low), wide(c.high)}; }
@@ -61,8 +61,8 @@ static inline Sums dot(Sums acc, Codes w, Codes x) {
     return {dot_once<is_wide>(acc.low, w.low, x.low), dot_once<is_wide>(acc.high, w.high, x.high)};
 }
 
-constexpr int32_t first_sum = 0;
-static inline Sums no_sums() { return Sums{}; }
+constexpr int32_t sum_bias = 0;
+static inline Sums zero_sums() { return Sums{}; }
 static inline Sums start_halves(const void* p) {
     int32_t a[2];
     memcpy(a, p, sizeof a);
@@ -136,12 +136,12 @@ using PanelSums = __m256i;
 constexpr int panel_vectors = 2;
 constexpr bool few_in_registers = true;
 
-static inline PanelCodes splat_four(const void* p) {
+static inline PanelCodes splat_quad_codes(const void* p) {
     int32_t four;
     memcpy(&four, p, sizeof four);
     return _mm256_set1_epi32(four);
 }
-static inline PanelSums start_all(const void* p) { return splat_four(p); }
+static inline PanelSums splat_sum(const void* p) { return splat_quad_codes(p); }
 using Words = __m256i;
 static inline void load_words(const RowsAt& row, int at, Words (&to)[4]) {
     const auto part = [&](int r) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(row(r) + at)); };
@@ -163,7 +163,9 @@ static inline Words load_word(const RowsAt& row, int at) {
     return _mm256_set_m128i(four(4), four(0));
 }
 static inline void store_words(void* p, Words w) { _mm256_storeu_si256(static_cast<__m256i*>(p), w); }
-static inline Words above(Words low, Words high) { return _mm256_or_si256(low, _mm256_slli_epi16(high, 4)); }
+static inline Words insert_high(Words low, Words high) {
+    return _mm256_or_si256(low, _mm256_slli_epi16(high, 4));
+}
 static inline Words wide_words(Words w) { return wide(w); }
 static inline Words load_table(const void* p) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
@@ -191,12 +193,12 @@ struct ByElement {
     static constexpr int n = 1, side_by_side = 4, tokens = 1;
 
     template <bool is_wide>
-    static PanelSums dot_four(PanelSums acc, Words w, const void* p) {
-        return SLIMRT_ISA::dot<is_wide>(acc, w, splat_four(p));
+    static PanelSums dot_quad(PanelSums acc, Words w, const void* p) {
+        return SLIMRT_ISA::dot<is_wide>(acc, w, splat_quad_codes(p));
     }
 };
 
-struct WidePairs {
+struct Int16Products {
     static constexpr int64_t min_tokens = 0;  // f32 products are as fast
 };
 

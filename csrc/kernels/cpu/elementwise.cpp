@@ -132,7 +132,7 @@ float read(const float* from, int64_t n, Access access) {
     constexpr int kVectors = 4;
     Vec top[kVectors] = {splat(0), splat(0), splat(0), splat(0)};
     for (int64_t i = 0; i + kVectors * lanes <= n; i += kVectors * lanes) {
-        call_for(from + i + access.ahead / 4, kVectors * lanes * 4, access.hint);
+        prefetch(from + i + access.ahead / 4, kVectors * lanes * 4, access.hint);
         for (int j = 0; j < kVectors; ++j) top[j] = max(load(from + i + j * lanes), top[j]);
     }
     return max_of(max(max(top[0], top[1]), max(top[2], top[3])));

@@ -10,7 +10,7 @@
 namespace slimrt::cpu {
 namespace {
 
-constexpr size_t kMostBytes = 256;  // of a block
+constexpr size_t kMaxBytes = 256;  // of a block
 
 /// A block's bits in the order in which they are taken apart side by side, and back.
 using Rearrange = void (*)(uint8_t* block);
@@ -18,14 +18,14 @@ using Rearrange = void (*)(uint8_t* block);
 /// Bit i of 32 to bit i / 4 of byte i % 4, so that the fifth bits of four codes are in the same place of four
 /// bytes.
 template <size_t at>
-void spread_fifths(uint8_t* block) {
+void spread_fifth_bits(uint8_t* block) {
     uint32_t bits, spread = 0;
     std::memcpy(&bits, block + at, sizeof bits);
     for (int i = 0; i < 32; ++i) spread |= (bits >> i & 1) << (i % 4 * 8 + i / 4);
     std::memcpy(block + at, &spread, sizeof spread);
 }
 template <size_t at>
-void gather_fifths(uint8_t* block) {
+void gather_fifth_bits(uint8_t* block) {
     uint32_t spread, bits = 0;
     std::memcpy(&spread, block + at, sizeof spread);
     for (int i = 0; i < 32; ++i) bits |= (spread >> (i % 4 * 8 + i / 4) & 1) << i;
@@ -35,7 +35,7 @@ void gather_fifths(uint8_t* block) {
 // Q3_K: of eight codes 32 elements apart, six are two to a byte, and the bits of the others above them
 // (linear_unpack.h); in GGUF third bits are by themselves (blocks.h).
 
-void join_thirds(uint8_t* block) {
+void join_high_bits(uint8_t* block) {
     uint8_t *const high = block, *const low = block + 32, joined[96];
     for (int i = 0; i < 32; ++i) {
         const auto code = [&](int j) {
@@ -49,7 +49,7 @@ void join_thirds(uint8_t* block) {
     }
     std::memcpy(block, joined, sizeof joined);
 }
-void part_thirds(uint8_t* block) {
+void split_high_bits(uint8_t* block) {
     uint8_t parted[96] = {};
     for (int i = 0; i < 32; ++i) {
         const int a = block[i], b = block[32 + i], c = block[64 + i];
@@ -76,19 +76,19 @@ struct Layout {
 
     size_t bytes() const { return static_cast<size_t>(dtype_info(rows).block_bytes); }
     size_t words() const { return bytes() / 4; }
-    size_t odd_bytes() const { return bytes() % 4; }
+    size_t tail_bytes() const { return bytes() % 4; }
     /// Where word w of a block is, and the odd bytes.
-    size_t word(size_t w) const { return 4 * w + (odd_first ? odd_bytes() : 0); }
-    size_t odd() const { return odd_first ? 0 : 4 * words(); }
+    size_t word(size_t w) const { return 4 * w + (odd_first ? tail_bytes() : 0); }
+    size_t tail() const { return odd_first ? 0 : 4 * words(); }
 };
 
 constexpr Layout kLayouts[] = {
     {DType::Q4_0, DType::Q4_0_R16, true},
     {DType::Q4_1, DType::Q4_1_R16, false},
-    {DType::Q5_0, DType::Q5_0_R16, true, spread_fifths<2>, gather_fifths<2>},
-    {DType::Q5_1, DType::Q5_1_R16, false, spread_fifths<4>, gather_fifths<4>},
+    {DType::Q5_0, DType::Q5_0_R16, true, spread_fifth_bits<2>, gather_fifth_bits<2>},
+    {DType::Q5_1, DType::Q5_1_R16, false, spread_fifth_bits<4>, gather_fifth_bits<4>},
     {DType::Q2_K, DType::Q2_K_R16, false},
-    {DType::Q3_K, DType::Q3_K_R16, false, join_thirds, part_thirds},
+    {DType::Q3_K, DType::Q3_K_R16, false, join_high_bits, split_high_bits},
     {DType::Q4_K, DType::Q4_K_R16, false},
     {DType::Q5_K, DType::Q5_K_R16, false},
     {DType::IQ4_NL, DType::IQ4_NL_R16, true},
@@ -121,13 +121,14 @@ void interleave(DType type, const void* rows, size_t stride, int64_t n, void* to
     auto* out = static_cast<uint8_t*>(to);
     for (int64_t b = 0; b < n / dtype_info(type).block; ++b, out += kInterleavedRows * bytes) {
         for (int64_t row = 0; row < kInterleavedRows; ++row) {
-            uint8_t block[kMostBytes];
+            uint8_t block[kMaxBytes];
             std::memcpy(block, static_cast<const uint8_t*>(rows) + row * stride + b * bytes, bytes);
             if (layout->to) layout->to(block);
             for (size_t w = 0; w < layout->words(); ++w)
                 std::memcpy(out + (w * kInterleavedRows + row) * 4, block + layout->word(w), 4);
-            const size_t odd = layout->odd_bytes();
-            std::memcpy(out + layout->words() * 4 * kInterleavedRows + row * odd, block + layout->odd(), odd);
+            const size_t tail = layout->tail_bytes();
+            std::memcpy(out + layout->words() * 4 * kInterleavedRows + row * tail, block + layout->tail(),
+                        tail);
         }
     }
 }
@@ -142,8 +143,8 @@ void take_row(DType type, const void* rows, int64_t row, int64_t n, void* to) {
          ++b, block += bytes, from += kInterleavedRows * bytes) {
         for (size_t w = 0; w < layout->words(); ++w)
             std::memcpy(block + layout->word(w), from + (w * kInterleavedRows + row) * 4, 4);
-        const size_t odd = layout->odd_bytes();
-        std::memcpy(block + layout->odd(), from + layout->words() * 4 * kInterleavedRows + row * odd, odd);
+        const size_t tail = layout->tail_bytes();
+        std::memcpy(block + layout->tail(), from + layout->words() * 4 * kInterleavedRows + row * tail, tail);
         if (layout->from) layout->from(block);
     }
 }

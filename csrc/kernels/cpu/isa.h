@@ -60,9 +60,9 @@ inline constexpr int64_t packed_query_bytes(int64_t dim) {
 /// How keys that are stored before RoPE are turned: `first` are cos, sin pairs of the block's first row, and
 /// turns [kBlockTokens][cos, sin][n_rot / 2] what the next rows are turned by beside it. Whole vectors:
 /// n_rot is a multiple of 32.
-inline constexpr int64_t kMaxTurnedDim = 512;  // of a head
+inline constexpr int64_t kMaxRotatedDim = 512;  // of a head
 struct BlockRope {
-    const float *first = nullptr, *turns = nullptr;
+    const float *first = nullptr, *rotations = nullptr;
     int64_t n_rot = 0;
     bool interleaved = false;
 };
@@ -93,14 +93,14 @@ struct BlockAttention {
 };
 
 /// A query for rows that are turned in 16 bits: with the channels' static scales, so that what it becomes is
-/// at most 2^15 - 2 however it is turned. The floats follow, turned_dim(dim) each: q, then q by a right
+/// at most 2^15 - 2 however it is turned. The floats follow, rotated_dim(dim) each: q, then q by a right
 /// angle.
-struct TurnedQuery {
+struct RotatedQuery {
     float unit, unused[15];
 };
-inline constexpr int64_t turned_dim(int64_t dim) { return (dim + 31) / 32 * 32; }
-inline constexpr int64_t turned_query_floats(int64_t dim) {
-    return static_cast<int64_t>(sizeof(TurnedQuery) / sizeof(float)) + 2 * turned_dim(dim);
+inline constexpr int64_t rotated_dim(int64_t dim) { return (dim + 31) / 32 * 32; }
+inline constexpr int64_t rotated_query_floats(int64_t dim) {
+    return static_cast<int64_t>(sizeof(RotatedQuery) / sizeof(float)) + 2 * rotated_dim(dim);
 }
 
 // Rows that are values for every query head (absorbed: modes k, k+r, x, xr, e), a few blocks at a time, by
@@ -110,24 +110,24 @@ inline constexpr int64_t turned_query_floats(int64_t dim) {
 inline constexpr int64_t kAbsorbedBlocks = 8, kAbsorbedRows = kAbsorbedBlocks * kBlockTokens;
 /// Columns of rows of 4 bits that have a scale of their own, and of how many scales offsets are found at
 /// once.
-inline constexpr int64_t kFourColumns = 32, kMostOffsets = 16;
+inline constexpr int64_t kQ4Columns = 32, kMaxOffsets = 16;
 
 /// A weight that stands out: in few bits the others beside it would vanish.
-struct SetAside {
+struct Outlier {
     int32_t pair, row;
     float weight;
 };
-inline constexpr int64_t kMaxSetAside = 16;  // of a pair at a time
+inline constexpr int64_t kMaxOutliers = 16;  // of a pair at a time
 /// A pair's weights so far: the sum of the squares of all but the largest that was set aside, its square, and
 /// of rows of codes how many are not 0.
-struct WeightsBefore {
+struct WeightStats {
     float squares, largest, rows;
 };
 
 /// Floats that absorb_values() takes for the weights of so many pairs.
 inline constexpr int64_t weight_floats(int64_t pairs) {
     constexpr int64_t each =
-        kAbsorbedRows + kAbsorbedRows / 2 + kBlockTokens + 3 + kMostOffsets + kMaxSetAside;
+        kAbsorbedRows + kAbsorbedRows / 2 + kBlockTokens + 3 + kMaxOffsets + kMaxOutliers;
     return (pairs + 15) / 16 * 16 * each;
 }
 
@@ -146,39 +146,39 @@ struct AbsorbedValues {
     const int32_t* pairs;  // whose out a pair here has
     const float* p;        // [pair][kAbsorbedRows], of which `rows` are used: 0 where no row is
     const float* factor;
-    const SetAside* aside;  // in the order of pairs
-    int64_t n_aside;
+    const Outlier* outliers;  // in the order of pairs
+    int64_t n_outliers;
     float* weights;
     float* out;
     size_t out_stride;
 };
 
-/// The turns of kTurnRows rows for kTurnColumns columns lie together: of each row cosines, then sines. Those
-/// of rows of Q8 are integers, times 2^15 - 1, others floats: how many floats a block's take.
-inline int64_t turned_row_floats(bool integers, int64_t dim) {
-    return kBlockTokens * turned_dim(dim) * (integers ? 1 : 2);
+/// The turns of kTurnRows rows for kRotationColumns columns lie together: of each row cosines, then sines.
+/// Those of rows of Q8 are integers, times 2^15 - 1, others floats: how many floats a block's take.
+inline int64_t row_rotation_floats(bool integers, int64_t dim) {
+    return kBlockTokens * rotated_dim(dim) * (integers ? 1 : 2);
 }
-inline constexpr int64_t kTurnRows = 16, kTurnColumns = 32;
+inline constexpr int64_t kTurnRows = 16, kRotationColumns = 32;
 template <class Short>  // inline where code is small too: it would be one function for all ISAs
-[[gnu::always_inline]] inline Short* turns_at(Short* turns, int64_t dim, int64_t row, int64_t column) {
-    return turns + row / kTurnRows * kTurnRows * 2 * dim +
-           column / kTurnColumns * kTurnRows * 2 * kTurnColumns + row % kTurnRows * 2 * kTurnColumns +
-           column % kTurnColumns;
+[[gnu::always_inline]] inline Short* rotation_at(Short* rotations, int64_t dim, int64_t row, int64_t column) {
+    return rotations + row / kTurnRows * kTurnRows * 2 * dim +
+           column / kRotationColumns * kTurnRows * 2 * kRotationColumns +
+           row % kTurnRows * 2 * kRotationColumns + column % kRotationColumns;
 }
 
 /// Scores of rows of a block that are turned (or not) as they are read, of n_heads heads with n_q queries
 /// each: out[pair * ld + i] (+)= unit of the query * q . row i. The query is turned instead: by what its
 /// block's first row is, then by what row i is beside it; of Q8 in 16 bits.
-struct TurnedScores {
+struct RotatedScores {
     uint32_t type;              // DType, any that a cache row may have
     const void *data, *scales;  // of the first head
     size_t head_stride;         // bytes from head to head; 0: they are columns of one stored head
     size_t stride;              // from row to row
     int64_t n, n_heads, n_q, dim, stored_dim;
-    const TurnedQuery* q;     // of the first pair, turned_query_floats(dim) apart
-    const float* first;       // cosines, then sines of the first row, turned_dim(dim) each
-    const void* turns;        // cosines and sines of kBlockTokens rows: see turns_at()
-    const void* ahead;        // of whole rows: kBlockTokens that will be read next, or nullptr
+    const RotatedQuery* q;    // of the first pair, rotated_query_floats(dim) apart
+    const float* first;       // cosines, then sines of the first row, rotated_dim(dim) each
+    const void* rotations;    // cosines and sines of kBlockTokens rows: see rotation_at()
+    const void* next;         // of whole rows: kBlockTokens that will be read next, or nullptr
     const float* factors;     // of each row, or nullptr
     int64_t factors_of_head;  // from head to head; 0: one for all
     bool accumulate;
@@ -190,8 +190,8 @@ struct TurnedScores {
 /// the same few places of the cache.
 inline constexpr int64_t kStretchStride = kStretchRows + 16;
 
-/// What pass_over() left out: the sum of the weights, and of what the budget counts.
-struct PassedOver {
+/// What skip_weights() left out: the sum of the weights, and of what the budget counts.
+struct SkippedWeights {
     float mass, used;
 };
 
@@ -289,17 +289,17 @@ struct Isa {
     // Absorbed rows.
 
     /// Makes weights 0, none smaller being left, that add up (squared: whose squares do) to at most `budget`.
-    PassedOver (*pass_over)(float* p, int64_t n, float budget, bool squared);
+    SkippedWeights (*skip_weights)(float* p, int64_t n, float budget, bool squared);
     void (*add_listed_values)(const ListedValues& values);
 
     // Absorbed rows of Q8.
 
-    void (*score_turned)(const TurnedScores& scores);
+    void (*score_rotated)(const RotatedScores& scores);
     /// Takes weights that stand out beside all others of a pair so far out of its next n: how many. Those
     /// before, zeros at first, are worth `factor` of what they were. codes: as much as weights of rows of
     /// codes want it, of which few bits are left.
-    int64_t (*set_aside)(float* p, int64_t n, bool codes, int32_t pair, float factor, WeightsBefore* before,
-                         SetAside* to);
+    int64_t (*extract_outliers)(float* p, int64_t n, bool codes, int32_t pair, float factor,
+                                WeightStats* stats, Outlier* to);
     void (*absorb_values)(const AbsorbedValues& values);
 
     // One tile of attention: `n` rows of F32, F16 or BF16, `stride` bytes apart.

@@ -3,7 +3,7 @@
 #include "core/dtype.h"
 #include "kernels/cpu/linear_codes.h"
 #include "kernels/cpu/linear_float_panel.h"
-#include "kernels/cpu/linear_wide.h"
+#include "kernels/cpu/linear_int16.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
@@ -13,30 +13,30 @@ static constexpr LinearKernel with_floats(DType type) {
 }
 
 /// The same type for many tokens, where the ISA has it.
-template <class Stored, class Ops = WidePairs>
-static constexpr LinearKernel with_wide(DType type) {
+template <class Stored, class Ops = Int16Products>
+static constexpr LinearKernel with_int16(DType type) {
     if constexpr (Ops::min_tokens > 0)
-        return {static_cast<uint32_t>(type), Ops::min_tokens, wide_bytes, wide_pack,
-                wide_product<Stored, Ops>};
+        return {static_cast<uint32_t>(type), Ops::min_tokens, int16_packed_bytes, int16_pack,
+                int16_product<Stored, Ops>};
     else
         return with_floats<Stored>(type);
 }
 
 /// What has products of single rows too, or the end of the table, which these are at.
 template <class Weight>
-static constexpr LinearKernel where_wide(DType type) {
-    if constexpr (sixteens_are_faster)
+static constexpr LinearKernel with_interleaved(DType type) {
+    if constexpr (interleaving_pays)
         return with_codes<Interleaved<Weight>>(type);
     else
         return {0, 0, nullptr, nullptr, nullptr};
 }
 
 const LinearKernel linear_kernels[] = {
-    with_wide<Half>(DType::F16),
-    with_wide<Brain>(DType::BF16),
+    with_int16<Half>(DType::F16),
+    with_int16<BFloat16>(DType::BF16),
     with_floats<float>(DType::F32),
     with_floats<Half>(DType::F16),
-    with_floats<Brain>(DType::BF16),
+    with_floats<BFloat16>(DType::BF16),
     with_codes<WeightQ8_0>(DType::Q8_0),
     with_codes<WeightQ4_0>(DType::Q4_0),
     with_codes<WeightQ4_K>(DType::Q4_K),
@@ -54,12 +54,12 @@ const LinearKernel linear_kernels[] = {
     with_codes<Interleaved<WeightQ5_1>>(DType::Q5_1_R16),
     with_codes<Interleaved<WeightQ2_K>>(DType::Q2_K_R16),
     with_codes<Interleaved<WeightQ3_K>>(DType::Q3_K_R16),
-    where_wide<WeightQ4_0>(DType::Q4_0_R16),
-    where_wide<WeightQ4_K>(DType::Q4_K_R16),
-    where_wide<WeightQ5_K>(DType::Q5_K_R16),
-    where_wide<WeightIQ4_NL>(DType::IQ4_NL_R16),
-    where_wide<WeightIQ4_XS>(DType::IQ4_XS_R16),
-    where_wide<WeightMXFP4>(DType::MXFP4_R16),
+    with_interleaved<WeightQ4_0>(DType::Q4_0_R16),
+    with_interleaved<WeightQ4_K>(DType::Q4_K_R16),
+    with_interleaved<WeightQ5_K>(DType::Q5_K_R16),
+    with_interleaved<WeightIQ4_NL>(DType::IQ4_NL_R16),
+    with_interleaved<WeightIQ4_XS>(DType::IQ4_XS_R16),
+    with_interleaved<WeightMXFP4>(DType::MXFP4_R16),
     {0, 0, nullptr, nullptr, nullptr},
 };
 
@@ -73,7 +73,7 @@ static int64_t busy_codes(int64_t rounds, float* out) {
 }
 
 template <class Ops>
-static int64_t busy_wide(int64_t rounds, float* out) {
+static int64_t busy_int16(int64_t rounds, float* out) {
     if constexpr (Ops::min_tokens > 0) {
         const auto read = [] { return Ops::load_pairs(operands); };
         keep_busy<typename Ops::Sums>(rounds, read, Ops::dot, out);
@@ -85,7 +85,7 @@ static int64_t busy_wide(int64_t rounds, float* out) {
 
 int64_t busy(uint32_t type, int64_t rounds, float* out) {
     if (type == static_cast<uint32_t>(DType::F32)) return busy_floats(rounds, out);
-    if (type == static_cast<uint32_t>(DType::F16)) return busy_wide<WidePairs>(rounds, out);
+    if (type == static_cast<uint32_t>(DType::F16)) return busy_int16<Int16Products>(rounds, out);
     return busy_codes(rounds, out);
 }
 

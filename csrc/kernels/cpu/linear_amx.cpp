@@ -32,8 +32,8 @@ static constexpr LinearKernel coded_tiles(DType type) {
 
 /// The types of IQ2 and IQ3, Q2_K, Q4_1 and Q5_1 are rare, and left to AVX-512: a wheel would feel them.
 const LinearKernel linear_kernels[] = {
-    with_tiles<fill_from_halves, Half, 1, 2, 2, WidePairs::min_tokens>(DType::F16),
-    with_tiles<fill_from_brains, Brain, 1, 1, 2, WidePairs::min_tokens>(DType::BF16),
+    with_tiles<fill_from_f16, Half, 1, 2, 2, Int16Products::min_tokens>(DType::F16),
+    with_tiles<fill_from_bf16, BFloat16, 1, 1, 2, Int16Products::min_tokens>(DType::BF16),
     coded_tiles<WeightQ8_0>(DType::Q8_0),
     coded_tiles<Interleaved<WeightQ4_0>>(DType::Q4_0_R16),
     coded_tiles<WeightQ6_K>(DType::Q6_K),

@@ -16,7 +16,7 @@ static constexpr LinearKernel with_panels(DType type) {
             rows, w_stride, 0, n_rows, tokens, x_stride, n_tokens, k, out, out_stride);
         if constexpr (!is_interleaved<Weight>)  // of those panels leave none
             product_by_rows<Weight, 1>(rows, w_stride, r, n_rows, tokens, x_stride, n_tokens, k, out,
-                                       out_stride, some_tokens);
+                                       out_stride, few_tokens_access);
     };
     return {static_cast<uint32_t>(type), max_few<Weight> + 1, PackedFor<Weight>::bytes,
             pack<PackedFor<Weight>>, product};

@@ -39,15 +39,15 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
                           Access access) {
     const uint8_t* w = static_cast<const uint8_t*>(weights);
     const uint8_t* x = static_cast<const uint8_t*>(activations);
-    if (n_tokens > 1) access = some_tokens;
+    if (n_tokens > 1) access = few_tokens_access;
     int64_t r = 0;
     if (n_tokens > max_few<Weight>)
         r = product_by_panels<Weight, panel_vectors, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
                                                           out, out_stride);
     if constexpr (max_few<Weight> >= min_few<Weight>) {  // all rows of few tokens, else what no panel takes
         if (n_tokens >= min_few<Weight>)
-            r += product_of_some<Weight>(w + r * w_stride, w_stride, n_rows - r, x, x_stride, n_tokens, k,
-                                         out + r, out_stride, access);
+            r += product_of_few<Weight>(w + r * w_stride, w_stride, n_rows - r, x, x_stride, n_tokens, k,
+                                        out + r, out_stride, access);
     }
     if constexpr (!is_interleaved<Weight>)
         product_of_rows<Weight>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride, access);

@@ -8,9 +8,9 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 
 template <class Weight>
-constexpr int min_few = is_interleaved<Weight> ? 1
-                        : large<Weight>        ? 3
-                                               : 2;
+constexpr int min_few = is_interleaved<Weight>    ? 1
+                        : is_memory_bound<Weight> ? 3
+                                                  : 2;
 /// Else panels: for groups of 16 signed ones take as long with 4 tokens, and less with more (docs/arm.md).
 template <class Weight>
 constexpr int max_few = few_in_registers && !is_rare<Weight> && (ByElement::n == 1 || Weight::group != 16) ? 8
@@ -26,21 +26,21 @@ constexpr int clamped = n < least  ? least
 /// What unpack() feeds: T tokens' sums for `lanes` rows.
 template <class Weight, int T>
 struct FewTokens {
-    static constexpr int quads = Weight::group / 4, groups = Weight::block / Weight::group;
+    static constexpr int group_quads = Weight::group / 4, groups = Weight::block / Weight::group;
 
     const Activations first;  // token 0; token t is t * stride further
     const size_t stride;
     float (*const scales)[lanes], (*const minima)[lanes];  // of a block
     int64_t block;
-    Ahead ahead;  // what is read next
+    SequentialPrefetch ahead;  // what is read next
     Vec acc[T];
 
     void scale(int group, Vec s) { store(scales[group], s); }
     void minimum(int group, Vec m) { store(minima[group], m); }
-    void fours(int at, const Words (&codes)[8]) {
-        ahead.some(lanes * sizeof(typename Weight::Block) * 32 / Weight::block);
+    void quads(int at, const Words (&codes)[8]) {
+        ahead.advance(lanes * sizeof(typename Weight::Block) * 32 / Weight::block);
 #pragma GCC unroll 2
-        for (int i = 0; i < 8; i += quads) add_group((at + i) / quads, codes + i);
+        for (int i = 0; i < 8; i += group_quads) add_group((at + i) / group_quads, codes + i);
     }
 
   private:
@@ -49,25 +49,25 @@ struct FewTokens {
     template <class Ops>
     static void dots(const Words* codes, const uint8_t* const (&x)[T], PanelSums (&s)[T]) {
 #pragma GCC unroll 8
-        for (int q = 0; q < quads; ++q) {
+        for (int q = 0; q < group_quads; ++q) {
 #pragma GCC unroll 8
             for (int t = 0; t < T; ++t)
-                s[t] = Ops::template dot_four<Weight::is_wide>(s[t], codes[q], x[t] + 4 * q);
+                s[t] = Ops::template dot_quad<Weight::is_wide>(s[t], codes[q], x[t] + 4 * q);
         }
     }
 
     /// The same by sums of pairs.
     template <class Pairs>
     static void dots_by_pairs(const Words* codes, const uint8_t* const (&x)[T], PanelSums (&s)[T]) {
-        constexpr int n = fours_in_pairs<Weight>;
+        constexpr int n = quads_per_pair<Weight>;
 #pragma GCC unroll 4
-        for (int first = 0; first < quads; first += n) {
+        for (int first = 0; first < group_quads; first += n) {
             Pairs p[T];
 #pragma GCC unroll 8
             for (int q = first; q < first + n; ++q) {
 #pragma GCC unroll 8
                 for (int t = 0; t < T; ++t) {
-                    const PanelCodes four = splat_four(x[t] + 4 * q);
+                    const PanelCodes four = splat_quad_codes(x[t] + 4 * q);
                     p[t] = q == first ? Pairs::of(codes[q], four) : p[t].plus(codes[q], four);
                 }
             }
@@ -79,7 +79,7 @@ struct FewTokens {
     template <class Ops>
     static void dots_by_element(const Words* codes, const uint8_t* const (&x)[T], PanelSums (&s)[T]) {
 #pragma GCC unroll 2
-        for (int q = 0; q < quads; q += Ops::n) {
+        for (int q = 0; q < group_quads; q += Ops::n) {
             typename Ops::Codes some[T];
 #pragma GCC unroll 8
             for (int t = 0; t < T; ++t) some[t] = Ops::load(x[t] + 4 * q, 0);
@@ -94,19 +94,19 @@ struct FewTokens {
 
     /// Codes of group g of the block.
     void add_group(int g, const Words* codes) {
-        constexpr int32_t none = first_sum;
+        constexpr int32_t none = sum_bias;
         const int64_t at = block * groups + g;
-        const uint8_t* x[T] = {first.codes + 4 * at * quads};
+        const uint8_t* x[T] = {first.codes + 4 * at * group_quads};
 #pragma GCC unroll 8
         for (int t = 1; t < T; ++t) x[t] = next(x[t - 1]);
         const uint8_t* sums = first.sums + 4 * at;
         PanelSums s[T];
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t, sums = next(sums))
-            s[t] = start_all(Weight::offset == 0 ? static_cast<const void*>(&none) : sums);
+            s[t] = splat_sum(Weight::offset == 0 ? static_cast<const void*>(&none) : sums);
         if constexpr (ByElement::n > 1)
             dots_by_element<ByElement>(codes, x, s);
-        else if constexpr (fours_in_pairs<Weight> > 1)
+        else if constexpr (quads_per_pair<Weight> > 1)
             dots_by_pairs<PanelPairs>(codes, x, s);
         else
             dots<ByElement>(codes, x, s);
@@ -159,9 +159,9 @@ using FewProduct = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x,
 
 /// As many rows as can be multiplied side by side, times all tokens, as many at a time; returns how many.
 template <class Weight>
-static int64_t product_of_some(const uint8_t* w, size_t w_stride, int64_t n_rows, const uint8_t* x,
-                               size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
-                               Access access) {
+static int64_t product_of_few(const uint8_t* w, size_t w_stride, int64_t n_rows, const uint8_t* x,
+                              size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
+                              Access access) {
     constexpr int least = min_few<Weight>, most = max_few<Weight>, rows = rows_of_few<Weight>;
     static constexpr FewProduct of_tokens[] = {few_product<Weight, least>,
                                                few_product<Weight, clamped<2, least, most>>,

@@ -52,12 +52,12 @@ static void float_dots(const uint8_t* w, size_t w_stride, const uint8_t* x, int6
     constexpr int sums = float_sums<Stored>, bytes = sums * lanes * sizeof(Stored);
     const auto row = [=](int r) { return reinterpret_cast<const Stored*>(w + r * w_stride); };
     const float* token = reinterpret_cast<const float*>(x);
-    const Calls<R> calls(w, w_stride, access);
+    const PrefetchTarget<R> target(w, w_stride, access);
     Vec acc[R][sums] = {};
     int64_t i = 0;
     for (; i + sums * lanes <= k; i += sums * lanes) {
-        const uint8_t* const ahead = calls.at(static_cast<size_t>(i) * sizeof(Stored));
-        for (int r = 0; r < R; ++r) call_for<true>(ahead + r * w_stride, bytes, access.hint);
+        const uint8_t* const ahead = target.at(static_cast<size_t>(i) * sizeof(Stored));
+        for (int r = 0; r < R; ++r) prefetch<true>(ahead + r * w_stride, bytes, access.hint);
         for (int s = 0; s < sums; s += vectors_at_once) {
             Vec weights[R][vectors_at_once];
             for (int r = 0; r < R; ++r) load_vectors(row(r) + i + s * lanes, weights[r]);

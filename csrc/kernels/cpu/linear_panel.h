@@ -10,12 +10,12 @@ namespace slimrt::cpu::SLIMRT_ISA {
 /// What the products of a panel depend on of a type: types that agree in it share their code.
 template <int group_, bool has_min_, bool has_offset_, bool is_wide_, int fours_>
 struct PanelKind {
-    static constexpr int group = group_, fours_in_pairs = fours_;
+    static constexpr int group = group_, quads_per_pair = fours_;
     static constexpr bool has_min = has_min_, has_offset = has_offset_, is_wide = is_wide_;
 };
 template <class Weight>
 using KindOf = PanelKind<Weight::group, Weight::has_min, Weight::offset != 0 && ByElement::n == 1,
-                         Weight::is_wide && PanelPairs::max != 0, fours_in_pairs<Weight>>;
+                         Weight::is_wide && PanelPairs::max != 0, quads_per_pair<Weight>>;
 
 /// What unpack() feeds: the codes and scales of `lanes` rows of a panel, from a block's first on.
 template <class Weight, int V, class Ops>
@@ -23,20 +23,20 @@ struct PanelColumn {
     static constexpr bool is_signed = Ops::n > 1;
     uint8_t* codes;
     float *scales, *minima;
-    Vec waiting;  // an even group's scale
+    Vec pending;  // an even group's scale
 
     /// Of signed codes in groups of 16, the first of two has its scale less the second's, see PanelTile.
     void scale(int group, Vec s) {
         const bool joins = is_signed && Weight::group == 16;
         if (joins && group % 2 == 0) {
-            waiting = s;
+            pending = s;
             return;
         }
-        if (joins) store_rows(scales, group - 1, waiting - s);
+        if (joins) store_rows(scales, group - 1, pending - s);
         store_rows(scales, group, s);
     }
     void minimum(int group, Vec m) { store_rows(minima, group, m); }
-    void fours(int at, const Words (&words)[8]) {
+    void quads(int at, const Words (&words)[8]) {
         constexpr int together = Ops::side_by_side / 4;
 #pragma GCC unroll 8
         for (int i = 0; i < 8; i += together) {
@@ -51,7 +51,7 @@ struct PanelColumn {
   private:
     static Words stored(Words w) {
         if constexpr (is_signed && Weight::offset != 0)
-            return lowered(w, Weight::offset);
+            return subtract_offset(w, Weight::offset);
         else
             return w;
     }
@@ -76,8 +76,8 @@ struct Panel {
     /// Unpacks n elements of the rows from `first_row` on, from that block on; meanwhile asks for `bytes`
     /// ahead.
     template <class Weight>
-    void fill(const uint8_t* w, size_t w_stride, int64_t first_row, int64_t block, int64_t n, Ahead& ahead,
-              int64_t bytes) {
+    void fill(const uint8_t* w, size_t w_stride, int64_t first_row, int64_t block, int64_t n,
+              SequentialPrefetch& ahead, int64_t bytes) {
         using Block = typename Weight::Block;
         constexpr int block_groups = Weight::block / Weight::group;
         const int64_t share = bytes * Weight::block / (V * n);
@@ -89,7 +89,7 @@ struct Panel {
                                                scales[group] + r * Ops::tokens,
                                                scales[minimum] + r * Ops::tokens};
                 unpack(from, static_cast<const Block*>(nullptr), to);
-                ahead.some(share);
+                ahead.advance(share);
             }
         }
     }
@@ -108,16 +108,16 @@ struct PanelTile {
 
     /// Adds group g of the panel, which is group `at` of the row.
     void add(const Panel<Kind, V, Ops>& panel, int g, int64_t at) {
-        constexpr int quads = Kind::group / 4;
-        constexpr int32_t none = first_sum;
+        constexpr int group_quads = Kind::group / 4;
+        constexpr int32_t none = sum_bias;
         PanelSums s[T][V];
         for (int t = 0; t < T; ++t) {
             const void* const start =
                 Kind::has_offset ? static_cast<const void*>(first.sums + 4 * at + t * x_stride) : &none;
-            for (int v = 0; v < V; ++v) s[t][v] = start_all(start);
+            for (int v = 0; v < V; ++v) s[t][v] = splat_sum(start);
         }
-        for (int q = 0; q < quads; q += Kind::fours_in_pairs)
-            multiply<PanelPairs>(panel, g * quads + q, first.codes + 4 * (at * quads + q), s);
+        for (int q = 0; q < group_quads; q += Kind::quads_per_pair)
+            multiply<PanelPairs>(panel, g * group_quads + q, first.codes + 4 * (at * group_quads + q), s);
         for (int t = 0; t < T; ++t) {
             const Vec d = splat(f32_at(first.scales + at * Kind::group / 32 * 4 + t * x_stride));
             for (int v = 0; v < V; ++v) {
@@ -136,12 +136,12 @@ struct PanelTile {
     template <class Pairs>
     void multiply(const Panel<Kind, V, Ops>& panel, int quad, const uint8_t* codes,
                   PanelSums (&s)[T][V]) const {
-        constexpr int n = Kind::fours_in_pairs;
+        constexpr int n = Kind::quads_per_pair;
         if constexpr (n == 1) {
             PanelCodes w[V];
             for (int v = 0; v < V; ++v) w[v] = load_panel(panel.codes[quad][v * lanes]);
             for (int t = 0; t < T; ++t) {
-                const PanelCodes four = splat_four(codes + t * x_stride);
+                const PanelCodes four = splat_quad_codes(codes + t * x_stride);
                 for (int v = 0; v < V; ++v) s[t][v] = dot<Kind::is_wide>(s[t][v], w[v], four);
             }
         } else {
@@ -151,7 +151,7 @@ struct PanelTile {
                 PanelCodes w[V];
                 for (int v = 0; v < V; ++v) w[v] = load_panel(panel.codes[quad + q][v * lanes]);
                 for (int t = 0; t < T; ++t) {
-                    const PanelCodes four = splat_four(codes + 4 * q + t * x_stride);
+                    const PanelCodes four = splat_quad_codes(codes + 4 * q + t * x_stride);
                     for (int v = 0; v < V; ++v)
                         p[t][v] = q == 0 ? Pairs::of(w[v], four) : p[t][v].plus(w[v], four);
                 }
@@ -269,7 +269,7 @@ static void panel_product(const uint8_t* w, size_t w_stride, int64_t first_row, 
         panel_tile<Kind, V, 1, Ops>, panel_tile<Kind, V, 2, Ops>, panel_tile<Kind, V, 3, Ops>};
     Panel<Kind, V, Ops> panel;
     const uint8_t* const next = w + (first_row + panel.rows) * w_stride;
-    Ahead ahead{next, next};
+    SequentialPrefetch ahead{next, next};
     for (int64_t first = 0; first < k; first += panel.elements) {
         const int64_t n = k - first < panel.elements ? k - first : panel.elements;
         const int64_t bytes =
@@ -280,12 +280,12 @@ static void panel_product(const uint8_t* w, size_t w_stride, int64_t first_row, 
         for (; t + max_tile <= n_tokens; t += max_tile) {
             panel_tile<Kind, V, max_tile, Ops>(panel, x + t * x_stride, x_stride, first, k,
                                                out + t * out_stride, out_stride);
-            ahead.some(bytes * max_tile / (unpacking + n_tokens));
+            ahead.advance(bytes * max_tile / (unpacking + n_tokens));
         }
         if (t < n_tokens)
             rests[n_tokens - t - 1](panel, x + t * x_stride, x_stride, first, k, out + t * out_stride,
                                     out_stride);
-        ahead.some(bytes * (n_tokens - t) / (unpacking + n_tokens));
+        ahead.advance(bytes * (n_tokens - t) / (unpacking + n_tokens));
     }
 }
 

@@ -8,7 +8,7 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 
 /// A packed row of k activations, zeros to a multiple of `whole`: the codes; a scale (f32) for each
-/// 32; for each of the weight's groups minus the sum of its codes, times the offset (from first_sum on)
+/// 32; for each of the weight's groups minus the sum of its codes, times the offset (from sum_bias on)
 /// as int32 or, where there are minima, times the scale as f32.
 struct Activations {
     const uint8_t *codes, *scales, *sums;
@@ -63,7 +63,7 @@ static void pack(const float* x, int64_t k, void* out) {
         for (int g = 0; g < 32 / group; ++g) {
             int32_t total = 0;
             for (int i = 0; i < group; ++i) total += codes[g * group + i];
-            const int32_t start = first_sum - As::offset * total;
+            const int32_t start = sum_bias - As::offset * total;
             const float scaled = -scale * static_cast<float>(total);
             const uint32_t stored = As::has_min ? u32_at(&scaled) : u32_at(&start);
             memcpy(sums_to + 4 * (b * 32 / group + g), &stored, 4);
@@ -92,18 +92,18 @@ static inline const typename Weight::Block* unit_at(
 
 /// Whether a token's products take fewer instructions with rows side by side than one by one. With vectors of
 /// four rows they do not: Q4_K would take 0.44 cycles a byte of an A76 in place of 0.28 (llvm-mca).
-constexpr bool sixteens_are_faster = lanes >= 8;
+constexpr bool interleaving_pays = lanes >= 8;
 
 /// What has no code of its own for each number of tokens, which a wheel would feel.
 template <class Weight>
 constexpr bool is_rare = requires {
     Weight::is_rare;
-} || (requires { Weight::is_rare_alone; } && sixteens_are_faster && !is_interleaved<Weight>);
+} || (requires { Weight::is_rare_alone; } && interleaving_pays && !is_interleaved<Weight>);
 
 /// How many fours of codes and activations fit into sums of pairs, a power of two; 1: they are added one by
 /// one.
 template <class Weight>
-constexpr int fours_in_pairs = [] {
+constexpr int quads_per_pair = [] {
     int max_code = 63, fours = 1;
     if constexpr (requires { Weight::max_code; }) max_code = Weight::max_code;
     while (!Weight::is_wide && fours < Weight::group / 4 &&
@@ -114,10 +114,10 @@ constexpr int fours_in_pairs = [] {
 
 /// Whether a weight has so many bytes that reading them is the limit with one token, and with two.
 template <class Weight>
-constexpr bool large = sizeof(typename Weight::Block) * 5 > Weight::block * 4;
+constexpr bool is_memory_bound = sizeof(typename Weight::Block) * 5 > Weight::block * 4;
 
 /// Two tokens or more, by rows.
-constexpr Access some_tokens = {Hint::t1, dot_rows > 1, (dot_rows > 1 ? 16 : 8) << 10};
+constexpr Access few_tokens_access = {Hint::t1, dot_rows > 1, (dot_rows > 1 ? 16 : 8) << 10};
 
 /// Whether groups' offsets are added with their scales, all of a unit's at once, where that takes no shuffle.
 template <class Weight>
@@ -128,7 +128,7 @@ template <class Weight>
 static inline auto start_at(const Activations& x, int64_t i) {
     const uint8_t* sums = x.sums + i * (64 / Weight::group * 4);
     if constexpr ((Weight::offset == 0 && Weight::group == 32) || offsets_apart<Weight>)
-        return no_sums();
+        return zero_sums();
     else if constexpr (Weight::group == 32)
         return start_halves(sums);
     else
@@ -158,17 +158,17 @@ template <class Weight, int R, int T>
     const Activations first(x, k);
     const auto token = [=](int t) { return first.moved(t * x_stride); };
     for (int64_t row = 0; row < n_rows; row += R, w += R * w_stride) {
-        const Calls<R> calls(w, w_stride, access);
+        const PrefetchTarget<R> target(w, w_stride, access);
         Acc acc[R][T] = {};
         for (int64_t u = 0; u * Weight::unit < k; ++u) {
             Block padded[R][blocks_of_unit<Weight>];
             const Block* blocks[R];
-            const uint8_t* const ahead = calls.at(u * bytes);
+            const uint8_t* const ahead = target.at(u * bytes);
             Scales scales[R][T];
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) {
                 blocks[r] = unit_at<Weight>(w + r * w_stride, u, k, padded[r]);
-                call_for<true>(ahead + r * w_stride, bytes, T == 1 ? access.hint : some_tokens.hint);
+                prefetch<true>(ahead + r * w_stride, bytes, T == 1 ? access.hint : few_tokens_access.hint);
                 const Scales of_row = Weight::scales(blocks[r]);
 #pragma GCC unroll 8
                 for (int t = 0; t < T; ++t) {
@@ -179,7 +179,7 @@ template <class Weight, int R, int T>
                         acc[r][t] = fma(to_acc(load_codes(token(t).sums + 64 * u)), scales[r][t], acc[r][t]);
                 }
             }
-            decltype(start_at<Weight>(first, 0)) waiting[R][T];  // of even steps, where joins_steps
+            decltype(start_at<Weight>(first, 0)) pending[R][T];  // of even steps, where joins_steps
 #pragma GCC unroll 4
             for (int j = 0; j < steps; ++j) {
                 Codes of_rows[R];
@@ -197,9 +197,9 @@ template <class Weight, int R, int T>
                         if constexpr (!joins_steps || Weight::group != 32)
                             acc[r][t] = fma(to_acc(sums), s, acc[r][t]);
                         else if (j % 2 == 0)
-                            waiting[r][t] = sums;
+                            pending[r][t] = sums;
                         else
-                            acc[r][t] = fma(to_acc(waiting[r][t], sums), s, acc[r][t]);
+                            acc[r][t] = fma(to_acc(pending[r][t], sums), s, acc[r][t]);
                     }
                 }
             }
@@ -219,7 +219,8 @@ template <class Weight, int R>
 static int64_t product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
                                const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,
                                size_t out_stride, Access access) {
-    constexpr int max_tile = large<Weight> && R == dot_rows ? 2 : 1;  // else the few rows that are left
+    constexpr int max_tile =
+        is_memory_bound<Weight> && R == dot_rows ? 2 : 1;  // else the few rows that are left
     static constexpr RowProduct tiles[] = {row_product<Weight, R, 1>, row_product<Weight, R, max_tile>};
     const int64_t n_tiles = (n_tokens + max_tile - 1) / max_tile;
     const int64_t end_row = n_rows - (n_rows - first) % R, step = n_tiles == 1 ? end_row - first : R;

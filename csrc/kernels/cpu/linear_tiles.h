@@ -16,7 +16,7 @@ constexpr int64_t tile_elements = tile_bytes / 2;  // of a row, that are multipl
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /// The nearest bf16 to two vectors, element i of both side by side.
-static inline __m512i brain_pairs(Vec even, Vec odd) {
+static inline __m512i bf16_pairs(Vec even, Vec odd) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
                                            7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd.v, even.v));
@@ -24,13 +24,15 @@ static inline __m512i brain_pairs(Vec even, Vec odd) {
 }
 
 /// What bf16 `of` it leaves of a; 0 of infinities.
-static inline Vec left_of(Vec a, __m512i of) {
-    const __m512 brain = _mm512_castsi512_ps(of);
-    return {_mm512_maskz_sub_ps(_mm512_cmp_ps_mask(a.v, brain, _CMP_NEQ_UQ), a.v, brain)};
+static inline Vec bf16_residual(Vec a, __m512i of) {
+    const __m512 bf16 = _mm512_castsi512_ps(of);
+    return {_mm512_maskz_sub_ps(_mm512_cmp_ps_mask(a.v, bf16, _CMP_NEQ_UQ), a.v, bf16)};
 }
-static inline Vec left_of_even(Vec a, __m512i pairs) { return left_of(a, _mm512_slli_epi32(pairs, 16)); }
-static inline Vec left_of_odd(Vec a, __m512i pairs) {
-    return left_of(a, _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+static inline Vec residual_of_even(Vec a, __m512i pairs) {
+    return bf16_residual(a, _mm512_slli_epi32(pairs, 16));
+}
+static inline Vec residual_of_odd(Vec a, __m512i pairs) {
+    return bf16_residual(a, _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
 /// A packed row of k activations, zeros to a multiple of 32: as bf16, then (planes = 2) what that leaves.
@@ -47,10 +49,10 @@ static void tile_pack(const float* x, int64_t k, void* out) {
     const int64_t plane = tile_padded(k) * 2;
     for (int64_t i = 0; i < tile_padded(k); i += lanes) {
         const Vec a = k - i >= lanes ? load(x + i) : k > i ? load_part(x + i, k - i) : splat(0);
-        const auto brains = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 2 * i), brains);
+        const auto bf16 = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 2 * i), bf16);
         if constexpr (planes == 2) {
-            const Vec left = left_of(a, _mm512_slli_epi32(_mm512_cvtepu16_epi32(brains), 16));
+            const Vec left = bf16_residual(a, _mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16));
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + plane + 2 * i),
                                 reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(left.v)));
         }
@@ -76,13 +78,13 @@ struct TileCodes {
         if (!Weight::has_min) lowest[group] = s * splat(-Weight::offset);
     }
     void minimum(int group, Vec m) { lowest[group] = splat(0) - m; }
-    void fours(int at, const Words (&words)[8]) {
+    void quads(int at, const Words (&words)[8]) {
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
             const int group = 4 * (at + i) / Weight::group;
             const auto value = [&](int j) { return fma(byte_of(words[i], j), scales[group], lowest[group]); };
-            store_words(to.pair(2 * (at + i)), brain_pairs(value(0), value(1)));
-            store_words(to.pair(2 * (at + i) + 1), brain_pairs(value(2), value(3)));
+            store_words(to.pair(2 * (at + i)), bf16_pairs(value(0), value(1)));
+            store_words(to.pair(2 * (at + i) + 1), bf16_pairs(value(2), value(3)));
         }
     }
 };
@@ -100,22 +102,22 @@ static void fill_from_codes(const RowsAt& from, int64_t n, TileColumn to) {
     }
 }
 
-static void fill_from_halves(const RowsAt& from, int64_t n, TileColumn to) {
+static void fill_from_f16(const RowsAt& from, int64_t n, TileColumn to) {
     for (int64_t p = 0; p < n / 2; p += 8) {
         Words pairs[8];
         load_words(from, static_cast<int>(4 * p), pairs);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
             const Vec even = half_of(pairs[i], 0), odd = half_of(pairs[i], 1);
-            const __m512i first = brain_pairs(even, odd);
+            const __m512i first = bf16_pairs(even, odd);
             store_words(to.pair(p + i), first);
             store_words(to.pair(p + i) + to.plane,
-                        brain_pairs(left_of_even(even, first), left_of_odd(odd, first)));
+                        bf16_pairs(residual_of_even(even, first), residual_of_odd(odd, first)));
         }
     }
 }
 
-static void fill_from_brains(const RowsAt& from, int64_t n, TileColumn to) {
+static void fill_from_bf16(const RowsAt& from, int64_t n, TileColumn to) {
     for (int64_t p = 0; p < n / 2; p += 8) {
         Words pairs[8];
         load_words(from, static_cast<int>(4 * p), pairs);

@@ -43,8 +43,8 @@ struct WeightQ5_K {
     static constexpr bool has_min = true, is_wide = false, is_rare_alone = true;
     static constexpr int max_code = 31;
     static Codes codes(const Block* b, int j) {
-        return above(fields(load_twice(b->codes + 32 * j), 0, 4, 15),
-                     fields(load_twice(b->high), 2 * j, 2 * j + 1, 1));
+        return insert_high(fields(load_twice(b->codes + 32 * j), 0, 4, 15),
+                           fields(load_twice(b->high), 2 * j, 2 * j + 1, 1));
     }
     static Scales scales(const Block* b) { return eight_scales(b); }
 };
@@ -55,8 +55,8 @@ struct WeightQ6_K {
     static constexpr bool has_min = false, is_wide = false;
     static Codes codes(const Block* b, int j) {
         const int nibble = j % 2 * 4;
-        return above(fields(load_codes(b->codes + j / 2 * 64), nibble, nibble, 15),
-                     fields(load_twice(b->high + j / 2 * 32), nibble, nibble + 2, 3));
+        return insert_high(fields(load_codes(b->codes + j / 2 * 64), nibble, nibble, 15),
+                           fields(load_twice(b->high + j / 2 * 32), nibble, nibble + 2, 3));
     }
     static Scales scales(const Block* b) { return sixteen_scales(b->scales, b->d); }
 };
@@ -99,24 +99,24 @@ struct WeightMXFP4 {
 /// Small numbers, raised by the largest, are codes below 64; what is taken away again afterwards is then no
 /// more than they are themselves, and rounds no more.
 template <class Values>
-struct RaisedValues {
-    static constexpr int most = Values::values[7], by = most < 32 ? most : 0;
+struct BiasedValues {
+    static constexpr int most = Values::values[7], bias = most < 32 ? most : 0;
     alignas(16) int8_t codes[16];
-    constexpr RaisedValues() : codes() {
-        for (int i = 0; i < 16; ++i) codes[i] = static_cast<int8_t>(Values::values[i] + by);
+    constexpr BiasedValues() : codes() {
+        for (int i = 0; i < 16; ++i) codes[i] = static_cast<int8_t>(Values::values[i] + bias);
     }
 };
 template <class Values>
-static constexpr RaisedValues<Values> raised_values;
+static constexpr BiasedValues<Values> biased_values;
 
 template <class Values>
 struct WeightOfCodes {
     using Block = BlockOfCodes<Values>;
-    static constexpr int block = 256, unit = 256, group = 16, raised = RaisedValues<Values>::by;
-    static constexpr bool has_min = false, is_wide = raised == 0, is_rare = true;
-    static constexpr int offset = is_wide ? wide_offset : raised;
+    static constexpr int block = 256, unit = 256, group = 16, bias = BiasedValues<Values>::bias;
+    static constexpr bool has_min = false, is_wide = bias == 0, is_rare = true;
+    static constexpr int offset = is_wide ? wide_offset : bias;
     static Words table() {
-        const Words codes = load_table(raised_values<Values>.codes);
+        const Words codes = load_table(biased_values<Values>.codes);
         return is_wide ? wide_words(codes) : codes;
     }
     static Codes codes(const Block* b, int j) {

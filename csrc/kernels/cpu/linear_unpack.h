@@ -10,7 +10,7 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 /// Where a block of `lanes` of 16 interleaved rows is: words side by side, then what is no whole word.
 struct InterleavedAt {
-    const uint8_t *words, *odd;
+    const uint8_t *words, *tail;
 };
 
 /// Block number b of the rows [row, row + lanes).
@@ -57,14 +57,14 @@ static inline Vec load_d(const RowsAt& rows) {
 }
 template <class Block>
 static inline Vec load_d(const InterleavedAt& rows) {
-    return load(reinterpret_cast<const Half*>(rows.odd));
+    return load(reinterpret_cast<const Half*>(rows.tail));
 }
 
 /// The one byte beside a block's words, as byte 0 of a word.
 static inline Words load_exponents(const RowsAt& rows) { return load_word(rows, 0); }
 static inline Words load_exponents(const InterleavedAt& rows) {
     uint32_t bytes[lanes];
-    for (int i = 0; i < lanes; ++i) bytes[i] = rows.odd[i];
+    for (int i = 0; i < lanes; ++i) bytes[i] = rows.tail[i];
     Words w;
     memcpy(&w, bytes, sizeof w);
     return w;
@@ -75,9 +75,9 @@ static inline void fields(const Words (&from)[8], int shift, int mask, Words (&t
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) to[i] = field(from[i], shift, mask);
 }
-static inline void fields_above(const Words (&from)[8], int shift, int mask, Words (&to)[8]) {
+static inline void insert_high_fields(const Words (&from)[8], int shift, int mask, Words (&to)[8]) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) to[i] = above(to[i], field(from[i], shift, mask));
+    for (int i = 0; i < 8; ++i) to[i] = insert_high(to[i], field(from[i], shift, mask));
 }
 
 // unpack(from, block type, to), of the same block of `lanes` rows, calls to.scale(group, Vec) and
@@ -91,20 +91,20 @@ static inline void unpack(const From& from, const BlockQ8_0*, To& to) {
     load_words(from, 2, codes);
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) codes[i] = wide_words(codes[i]);
-    to.fours(0, codes);
+    to.quads(0, codes);
 }
 
 /// 32 nibbles from byte `at` of the rows on, as fours from number `first` on: what `code` makes of them.
 template <class From, class To, class Code>
 static inline void unpack_nibbles(const From& from, int at, int first, const Code& code, To& to) {
-    Words codes[4], fours[8];
+    Words codes[4], quads[8];
     load_words(from, at, codes);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-        fours[i] = code(field(codes[i], 0, 15));
-        fours[4 + i] = code(field(codes[i], 4, 15));
+        quads[i] = code(field(codes[i], 0, 15));
+        quads[4 + i] = code(field(codes[i], 4, 15));
     }
-    to.fours(first, fours);
+    to.quads(first, quads);
 }
 
 template <class From, class To>
@@ -156,11 +156,11 @@ static inline void unpack(const From& from, const BlockTQ2_0*, To& to) {
     const Vec d = load_d<BlockTQ2_0>(from);
     for (int g = 0; g < 8; ++g) to.scale(g, d);
     for (int half = 0; half < 2; ++half) {
-        Words codes[8], fours[8];
+        Words codes[8], quads[8];
         load_words(from, 32 * half, codes);
         for (int j = 0; j < 4; ++j) {
-            fields(codes, 2 * j, 3, fours);
-            to.fours(32 * half + 8 * j, fours);
+            fields(codes, 2 * j, 3, quads);
+            to.quads(32 * half + 8 * j, quads);
         }
     }
 }
@@ -171,8 +171,8 @@ static inline void unpack_six_bits(const From& from, To& to) {
     Words head[4];  // d and dmin, then a, b, c
     load_words(from, 0, head);
     const Vec d = half_of(head[0], 0), dmin = half_of(head[0], 1);
-    const Words scales[2] = {field(head[1], 0, 63), above(field(head[3], 0, 15), field(head[1], 6, 3))};
-    const Words minima[2] = {field(head[2], 0, 63), above(field(head[3], 4, 15), field(head[2], 6, 3))};
+    const Words scales[2] = {field(head[1], 0, 63), insert_high(field(head[3], 0, 15), field(head[1], 6, 3))};
+    const Words minima[2] = {field(head[2], 0, 63), insert_high(field(head[3], 4, 15), field(head[2], 6, 3))};
 #pragma GCC unroll 8
     for (int g = 0; g < 8; ++g) {
         to.scale(g, byte_of(scales[g / 4], g % 4) * d);
@@ -184,12 +184,12 @@ template <class From, class To>
 static inline void unpack(const From& from, const BlockQ4_K*, To& to) {
     unpack_six_bits(from, to);
     for (int j = 0; j < 4; ++j) {
-        Words codes[8], fours[8];
+        Words codes[8], quads[8];
         load_words(from, 16 + 32 * j, codes);
-        fields(codes, 0, 15, fours);
-        to.fours(16 * j, fours);
-        fields(codes, 4, 15, fours);
-        to.fours(16 * j + 8, fours);
+        fields(codes, 0, 15, quads);
+        to.quads(16 * j, quads);
+        fields(codes, 4, 15, quads);
+        to.quads(16 * j + 8, quads);
     }
 }
 
@@ -199,14 +199,14 @@ static inline void unpack(const From& from, const BlockQ5_K*, To& to) {
     Words high[8];
     load_words(from, 16, high);
     for (int j = 0; j < 4; ++j) {
-        Words codes[8], fours[8];
+        Words codes[8], quads[8];
         load_words(from, 48 + 32 * j, codes);
-        fields(codes, 0, 15, fours);
-        fields_above(high, 2 * j, 1, fours);
-        to.fours(16 * j, fours);
-        fields(codes, 4, 15, fours);
-        fields_above(high, 2 * j + 1, 1, fours);
-        to.fours(16 * j + 8, fours);
+        fields(codes, 0, 15, quads);
+        insert_high_fields(high, 2 * j, 1, quads);
+        to.quads(16 * j, quads);
+        fields(codes, 4, 15, quads);
+        insert_high_fields(high, 2 * j + 1, 1, quads);
+        to.quads(16 * j + 8, quads);
     }
 }
 
@@ -221,14 +221,14 @@ static inline void unpack(const From& from, const BlockQ6_K*, To& to) {
         Words high[8];
         load_words(from, 128 + 32 * half, high);
         for (int j = 0; j < 2; ++j) {
-            Words codes[8], fours[8];
+            Words codes[8], quads[8];
             load_words(from, 64 * half + 32 * j, codes);
-            fields(codes, 0, 15, fours);
-            fields_above(high, 2 * j, 3, fours);
-            to.fours(32 * half + 8 * j, fours);
-            fields(codes, 4, 15, fours);
-            fields_above(high, 2 * j + 4, 3, fours);
-            to.fours(32 * half + 8 * j + 16, fours);
+            fields(codes, 0, 15, quads);
+            insert_high_fields(high, 2 * j, 3, quads);
+            to.quads(32 * half + 8 * j, quads);
+            fields(codes, 4, 15, quads);
+            insert_high_fields(high, 2 * j + 4, 3, quads);
+            to.quads(32 * half + 8 * j + 16, quads);
         }
     }
 }
@@ -237,19 +237,20 @@ static inline void unpack(const From& from, const BlockQ6_K*, To& to) {
 
 /// 32 nibbles with fifth bits above them: bit q of byte b of `high` is that of element 4 q + b.
 template <class From, class To>
-static inline void unpack_fives(const From& from, int at, To& to) {
-    Words high[8], fours[8], codes[4];
+static inline void unpack_five_bits(const From& from, int at, To& to) {
+    Words high[8], quads[8], codes[4];
     high[0] = load_word(from, at);
     load_words(from, at + 4, codes);
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) fours[i] = above(field(codes[i % 4], i / 4 * 4, 15), field(high[0], i, 1));
-    to.fours(0, fours);
+    for (int i = 0; i < 8; ++i)
+        quads[i] = insert_high(field(codes[i % 4], i / 4 * 4, 15), field(high[0], i, 1));
+    to.quads(0, quads);
 }
 
 template <class From, class To>
 static inline void unpack(const From& from, const BlockQ5_0*, To& to) {
     to.scale(0, load_d<BlockQ5_0>(from));
-    unpack_fives(from, 2, to);
+    unpack_five_bits(from, 2, to);
 }
 
 /// d and m before blocks of 32.
@@ -269,7 +270,7 @@ static inline void unpack(const From& from, const BlockQ4_1*, To& to) {
 template <class From, class To>
 static inline void unpack(const From& from, const BlockQ5_1*, To& to) {
     unpack_scale_and_minimum(from, to);
-    unpack_fives(from, 4, to);
+    unpack_five_bits(from, 4, to);
 }
 
 template <class From, class To>
@@ -285,12 +286,12 @@ static inline void unpack(const From& from, const BlockQ2_K*, To& to) {
     }
 #pragma GCC unroll 1
     for (int half = 0; half < 2; ++half) {
-        Words codes[8], fours[8];
+        Words codes[8], quads[8];
         load_words(from, 16 + 32 * half, codes);
 #pragma GCC unroll 1
         for (int j = 0; j < 4; ++j) {
-            fields(codes, 2 * j, 3, fours);
-            to.fours(32 * half + 8 * j, fours);
+            fields(codes, 2 * j, 3, quads);
+            to.quads(32 * half + 8 * j, quads);
         }
     }
 }
@@ -302,36 +303,36 @@ static inline void unpack(const From& from, const BlockQ3_K*, To& to) {
     const Vec d = load_d<BlockQ3_K>(from);
 #pragma GCC unroll 16
     for (int g = 0; g < 16; ++g) {
-        const Words six = above(field(low[g / 4 % 2], g / 8 * 4, 15), field(upper, g / 4 * 2, 3));
+        const Words six = insert_high(field(low[g / 4 % 2], g / 8 * 4, 15), field(upper, g / 4 * 2, 3));
         to.scale(g, (byte_of(six, g % 4) - splat(32)) * d);
     }
-    Words codes[3][8], fours[8];
+    Words codes[3][8], quads[8];
 #pragma GCC unroll 1
     for (int plane = 0; plane < 3; ++plane) {
         load_words(from, 32 * plane, codes[plane]);
 #pragma GCC unroll 1
         for (int second = 0; second < 2; ++second) {
-            fields(codes[plane], 3 * second, 7, fours);
-            to.fours(16 * plane + 8 * second, fours);
+            fields(codes[plane], 3 * second, 7, quads);
+            to.quads(16 * plane + 8 * second, quads);
         }
     }
 #pragma GCC unroll 1
     for (int j = 0; j < 2; ++j) {
 #pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) fours[i] = field(codes[j][i], 6, 3) | field(codes[2][i], 4 + j, 4);
-        to.fours(48 + 8 * j, fours);
+        for (int i = 0; i < 8; ++i) quads[i] = field(codes[j][i], 6, 3) | field(codes[2][i], 4 + j, 4);
+        to.quads(48 + 8 * j, quads);
     }
 }
 
 /// Asks for memory in the order of its addresses, which it reads much faster than pieces of many rows: evenly
 /// while something else is worked on. For the second level: it is further ahead than the first one holds.
-struct Ahead {
+struct SequentialPrefetch {
     const uint8_t *next, *upto;
     Hint hint = Hint::t1;
 
-    void some(int64_t bytes) {
+    void advance(int64_t bytes) {
         upto += bytes;
-        for (; next < upto; next += 64) call_for(next, 1, hint);
+        for (; next < upto; next += 64) prefetch(next, 1, hint);
     }
 };
 

@@ -137,9 +137,9 @@ void unpack_block(const BlockOfCodes<Values>& b, float* to) {
 }
 
 template <class Block>
-    requires requires { typename Block::Same; }
+    requires requires { typename Block::Repacked; }
 void unpack_block(const Block& b, float* to) {
-    unpack_block(laid_out(b), to);
+    unpack_block(repacked(b), to);
 }
 
 template <class Block, int elements>

@@ -7,7 +7,7 @@ namespace slimrt::cpu {
 namespace SLIMRT_ISA {
 namespace {
 
-BlockQ8_0 laid_out(const BlockQ5_0& from) {
+BlockQ8_0 repacked(const BlockQ5_0& from) {
     BlockQ8_0 to;
     const uint32_t high = u32_at(from.high);
     for (int i = 0; i < 32; ++i)
@@ -17,7 +17,7 @@ BlockQ8_0 laid_out(const BlockQ5_0& from) {
     return to;
 }
 
-BlockQ6_K laid_out(const BlockQ3_K& from) {
+BlockQ6_K repacked(const BlockQ3_K& from) {
     constexpr int zero = 32 - 4;  // what the codes' offsets differ by
     BlockQ6_K to = {};
     uint8_t scales[16];
@@ -36,7 +36,7 @@ BlockQ6_K laid_out(const BlockQ3_K& from) {
     return to;
 }
 
-BlockTQ2_0 laid_out(const BlockTQ1_0& from) {
+BlockTQ2_0 repacked(const BlockTQ1_0& from) {
     BlockTQ2_0 to;
     uint8_t digit[256];
     digits_tq1(from, digit);
@@ -50,9 +50,9 @@ BlockTQ2_0 laid_out(const BlockTQ1_0& from) {
 
 template <class From, int64_t block = 256>
 void repack_blocks(const void* from, int64_t n, void* to) {
-    using To = decltype(laid_out(From()));
+    using To = decltype(repacked(From()));
     for (int64_t b = 0; b < n / block; ++b)
-        static_cast<To*>(to)[b] = laid_out(static_cast<const From*>(from)[b]);
+        static_cast<To*>(to)[b] = repacked(static_cast<const From*>(from)[b]);
 }
 
 }  // namespace

@@ -36,13 +36,13 @@ void keep_rows(const float* p, int64_t n, float share, uint8_t* keep);
 void add_kept_values(const KeptRows& kept);
 
 // attention_listed.cpp
-PassedOver pass_over(float* p, int64_t n, float budget, bool squared);
+SkippedWeights skip_weights(float* p, int64_t n, float budget, bool squared);
 void add_listed_values(const ListedValues& values);
 
 // attention_absorbed.cpp
-void score_turned(const TurnedScores& scores);
-int64_t set_aside(float* p, int64_t n, bool codes, int32_t pair, float factor, WeightsBefore* before,
-                  SetAside* to);
+void score_rotated(const RotatedScores& scores);
+int64_t extract_outliers(float* p, int64_t n, bool codes, int32_t pair, float factor, WeightStats* stats,
+                         Outlier* to);
 void absorb_values(const AbsorbedValues& values);
 
 // attention.cpp

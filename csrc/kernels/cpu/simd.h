@@ -2,7 +2,7 @@
 //   Vec, lanes, registers, vectors_at_once; load, load_part, store, store_part, splat; + - * /, fma, min,
 //   max, sum, max_of, sums, transpose, below; round_even, scale_by_power; duplicate_even, duplicate_odd,
 //   swap_pairs, deinterleave; load_codes; loads_groups, and if it is true load_group; integer_scores;
-//   RowCodes, RowSums and RowFactors (see simd_avx512.h); integer_channels: whether it pays to pack a query
+//   RowCodes, RowSums and Int16s (see simd_avx512.h); integer_channels: whether it pays to pack a query
 //   for each block of rows whose channels have scales, and if it is true split_digits, unpack_group (see
 //   simd_arm.h)
 // for one instruction set; everything below is made of these. All functions have internal linkage.
@@ -17,7 +17,7 @@ namespace slimrt::cpu::SLIMRT_ISA {
 struct Half {
     uint16_t bits;  // IEEE binary16
 };
-struct Brain {
+struct BFloat16 {
     uint16_t bits;  // bfloat16
 };
 struct Int8 {
@@ -33,17 +33,17 @@ struct E5M2 {
 };
 /// Codes of 4 bits of a row, less 8, one after another: of bytes from one on their low halves if shift is 0,
 /// their high ones if it is 4.
-struct Fours {
+struct Nibbles {
     const uint8_t* bytes;
     int shift;
-    Fours operator+(int64_t n) const { return {bytes + n, shift}; }
+    Nibbles operator+(int64_t n) const { return {bytes + n, shift}; }
 };
 /// Such rows, as transpose_rows() takes them; where it takes 32 columns, both halves, whatever shift is.
 struct FourBitRows {
     const uint8_t* data;
     int64_t stride;
     int shift;
-    Fours row(int64_t i) const { return {data + i * stride, shift}; }
+    Nibbles row(int64_t i) const { return {data + i * stride, shift}; }
 };
 /// load_codes(FewBits<bits>(), row, column): `lanes` codes of a row from a multiple of `lanes` on, as floats
 /// (see few_bits.h). Nothing is read beyond the group of 32 that they are in. load_group(FewBits<bits>(), p,

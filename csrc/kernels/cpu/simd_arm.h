@@ -1,4 +1,4 @@
-// What simd_neon.h and simd_neon_dot.h share: all but the products of bytes, add_dot() and add_fours().
+// What simd_neon.h and simd_neon_dot.h share: all but the products of bytes, add_dot() and add_quad_dots().
 #pragma once
 
 namespace slimrt::cpu::SLIMRT_ISA {
@@ -33,7 +33,7 @@ static inline Vec to_floats(uint16x4_t a) {
 
 static inline Vec load(const float* p) { return {load_as<float32x4_t>(p)}; }
 static inline Vec load(const Half* p) { return {vcvt_f32_f16(load_as<float16x4_t>(p))}; }
-static inline Vec load(const Brain* p) {
+static inline Vec load(const BFloat16* p) {
     const uint16x8_t high = vcombine_u16(load_as<uint16x4_t>(p), vcreate_u16(0));
     return {vreinterpretq_f32_u16(vzip1q_u16(vdupq_n_u16(0), high))};
 }
@@ -42,7 +42,7 @@ static inline void load_vectors(const Half* p, Vec (&to)[2]) {
     to[0].v = vcvt_f32_f16(vget_low_f16(both));
     to[1].v = vcvt_high_f32_f16(both);
 }
-static inline void load_vectors(const Brain* p, Vec (&to)[2]) {
+static inline void load_vectors(const BFloat16* p, Vec (&to)[2]) {
     const uint16x8_t both = load_as<uint16x8_t>(p), zero = vdupq_n_u16(0);
     to[0].v = vreinterpretq_f32_u16(vzip1q_u16(zero, both));
     to[1].v = vreinterpretq_f32_u16(vzip2q_u16(zero, both));
@@ -129,7 +129,7 @@ struct RowCodes {
 struct RowSums {
     int32x4_t v;
 };
-static inline RowCodes raised(const Int8* p) { return {load_as<int8x16_t>(p)}; }  // not by anything
+static inline RowCodes load_biased(const Int8* p) { return {load_as<int8x16_t>(p)}; }  // not by anything
 /// All 32 codes of a group.
 static inline void unpack_group(FewBits<2>, const uint8_t* p, RowCodes (&to)[2]) {
     const uint8x16_t bytes = vcombine_u8(load_as<uint8x8_t>(p), vdup_n_u8(0));
@@ -148,24 +148,24 @@ static inline void unpack_group(FewBits<4>, const uint8_t* p, RowCodes (&to)[2])
     to[0].v = vreinterpretq_s8_u8(bytes & uint8_t{15});
     to[1].v = vreinterpretq_s8_u8(bytes >> uint8_t{4});
 }
-static inline RowCodes raised_part(const Int8* p, int64_t n) {
+static inline RowCodes load_biased_part(const Int8* p, int64_t n) {
     RowCodes codes = {vdupq_n_s8(0)};
     memcpy(&codes.v, p, static_cast<size_t>(n < 16 ? n : 16));
     return codes;
 }
-static inline RowSums no_sums(RowCodes) { return {vdupq_n_s32(0)}; }
-static inline RowSums load_sums(RowCodes codes, const int32_t*) { return no_sums(codes); }
+static inline RowSums zero_sums(RowCodes) { return {vdupq_n_s32(0)}; }
+static inline RowSums load_sums(RowCodes codes, const int32_t*) { return zero_sums(codes); }
 static inline RowSums add_dots(RowSums sums, RowCodes codes, const int8_t* digits) {
     return {add_dot(sums.v, codes.v, load_as<int8x16_t>(digits))};
 }
 static inline RowSums add_products(RowSums sums, RowCodes weights, RowCodes codes) {
-    return {add_fours(sums.v, weights.v, codes.v)};
+    return {add_quad_dots(sums.v, weights.v, codes.v)};
 }
-static inline RowCodes four_digits(RowCodes, const void* p) {
+static inline RowCodes splat_quad(RowCodes, const void* p) {
     return {vreinterpretq_s8_s32(vdupq_n_s32(load_as<int32_t>(p)))};
 }
 static inline int8x16_t load_sixteen(const Int8* p) { return load_as<int8x16_t>(p); }
-static inline int8x16_t load_sixteen(Fours from) {
+static inline int8x16_t load_sixteen(Nibbles from) {
     const uint8x16_t bytes = load_as<uint8x16_t>(from.bytes);
     const uint8x16_t codes = from.shift ? vshrq_n_u8(bytes, 4) : vandq_u8(bytes, vdupq_n_u8(15));
     return vsubq_s8(vreinterpretq_s8_u8(codes), vdupq_n_s8(8));
@@ -201,35 +201,35 @@ static inline void split_digits(const float* x, float factor, int8_t* high, int8
     }
 }
 /// 128 a + b
-static inline Vec joined(RowSums a, RowSums b) {
+static inline Vec join_digits(RowSums a, RowSums b) {
     return {vfmaq_n_f32(vcvtq_f32_s32(b.v), vcvtq_f32_s32(a.v), 128)};
 }
 
 /// See AVX-512. Products have signed factors: weights of 8 bits are less by 128, what is added for that are
 /// the sums of columns times 128.
 using WeightCode = int8_t;
-constexpr int rows_in_lane = 4, absorbed_vectors = 4, max_weight = 255, weight_zero = 128;
+constexpr int rows_per_lane = 4, absorbed_vectors = 4, max_weight = 255, weight_zero_point = 128;
 static inline Vec to_floats(RowSums a) { return {vcvtq_f32_s32(a.v)}; }
 
-struct RowFactors {
+struct Int16s {
     int16x8_t v;
 };
-static inline RowFactors load_factors(const int16_t* p) { return {load_as<int16x8_t>(p)}; }
-static inline void store_factors(int16_t* p, Vec a, Vec b) {
+static inline Int16s load_int16(const int16_t* p) { return {load_as<int16x8_t>(p)}; }
+static inline void store_int16(int16_t* p, Vec a, Vec b) {
     const int16x8_t both = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(a.v)), vmovn_s32(vcvtnq_s32_f32(b.v)));
     memcpy(p, &both, sizeof both);
 }
-static inline RowFactors splat_factor(int16_t x) { return {vdupq_n_s16(x)}; }
-static inline RowFactors multiplied(RowFactors a, RowFactors b) { return {vqrdmulhq_s16(a.v, b.v)}; }
-static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
-    const int16x8_t zero = vdupq_n_s16(weight_zero);
+static inline Int16s splat_int16(int16_t x) { return {vdupq_n_s16(x)}; }
+static inline Int16s mul_q15(Int16s a, Int16s b) { return {vqrdmulhq_s16(a.v, b.v)}; }
+static inline void store_weights(WeightCode* to, Int16s a, Int16s b) {
+    const int16x8_t zero = vdupq_n_s16(weight_zero_point);
     const int8x16_t codes = vcombine_s8(vqmovn_s16(vsubq_s16(a.v, zero)), vqmovn_s16(vsubq_s16(b.v, zero)));
     memcpy(to, &codes, sizeof codes);
 }
-static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
+static inline Int16s rotate_q15(Int16s a, Int16s b, Int16s c, Int16s d) {
     return {vaddq_s16(vqrdmulhq_s16(a.v, b.v), vqrdmulhq_s16(c.v, d.v))};
 }
-static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFactors factors) {
+static inline RowSums add_int16_products(RowSums sums, const Int8* codes, Int16s factors) {
     const int16x8_t wide = vmovl_s8(load_as<int8x8_t>(codes));
     const int32x4_t low = vmlal_s16(sums.v, vget_low_s16(wide), vget_low_s16(factors.v));
     return {vmlal_high_s16(low, wide, factors.v)};

@@ -20,7 +20,7 @@ static inline Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
 static inline Vec load(const Half* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
-static inline Vec load(const Brain* p) {
+static inline Vec load(const BFloat16* p) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
 }
@@ -67,9 +67,9 @@ struct RowSums {
     __m256i v;
 };
 using WeightCode = int16_t;
-constexpr int rows_in_lane = 2, absorbed_vectors = 2, max_weight = 32767, weight_zero = 0;
-static inline RowSums no_sums(RowCodes) { return {_mm256_setzero_si256()}; }
-static inline RowCodes four_digits(RowCodes, const void* p) {
+constexpr int rows_per_lane = 2, absorbed_vectors = 2, max_weight = 32767, weight_zero_point = 0;
+static inline RowSums zero_sums(RowCodes) { return {_mm256_setzero_si256()}; }
+static inline RowCodes splat_quad(RowCodes, const void* p) {
     int32_t four;
     memcpy(&four, p, sizeof four);
     return {_mm256_set1_epi32(four)};
@@ -82,40 +82,40 @@ static inline RowSums add_pairs(RowSums sums, __m256i a, __m256i b) {
 static inline RowSums add_products(RowSums sums, RowCodes weights, RowCodes codes) {
     return add_pairs(sums, weights.v, codes.v);
 }
-static inline __m256i load_wide(const Int8* p) {
+static inline __m256i load_as_int16(const Int8* p) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 /// 16 columns of two rows as pairs of a column.
 template <class Rows>
 static inline void transpose_rows(const Rows& rows, RowCodes* to) {
-    const __m256i a = load_wide(rows.row(0)), b = load_wide(rows.row(1));
+    const __m256i a = load_as_int16(rows.row(0)), b = load_as_int16(rows.row(1));
     const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
     to[0].v = _mm256_permute2x128_si256(low, high, 0x20);
     to[1].v = _mm256_permute2x128_si256(low, high, 0x31);
 }
 static inline Vec to_floats(RowSums a) { return {_mm256_cvtepi32_ps(a.v)}; }
 
-struct RowFactors {
+struct Int16s {
     __m256i v;
 };
-static inline RowFactors load_factors(const int16_t* p) {
+static inline Int16s load_int16(const int16_t* p) {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
 }
-static inline void store_factors(int16_t* p, Vec a, Vec b) {
+static inline void store_int16(int16_t* p, Vec a, Vec b) {
     const __m256i mixed = _mm256_packs_epi32(_mm256_cvtps_epi32(a.v), _mm256_cvtps_epi32(b.v));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0xd8));
 }
-static inline RowFactors splat_factor(int16_t x) { return {_mm256_set1_epi16(x)}; }
-static inline RowFactors multiplied(RowFactors a, RowFactors b) { return {_mm256_mulhrs_epi16(a.v, b.v)}; }
-static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
+static inline Int16s splat_int16(int16_t x) { return {_mm256_set1_epi16(x)}; }
+static inline Int16s mul_q15(Int16s a, Int16s b) { return {_mm256_mulhrs_epi16(a.v, b.v)}; }
+static inline void store_weights(WeightCode* to, Int16s a, Int16s b) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), a.v);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 2 * lanes), b.v);
 }
-static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
+static inline Int16s rotate_q15(Int16s a, Int16s b, Int16s c, Int16s d) {
     return {_mm256_add_epi16(_mm256_mulhrs_epi16(a.v, b.v), _mm256_mulhrs_epi16(c.v, d.v))};
 }
-static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFactors factors) {
-    return add_pairs(sums, load_wide(codes), factors.v);
+static inline RowSums add_int16_products(RowSums sums, const Int8* codes, Int16s factors) {
+    return add_pairs(sums, load_as_int16(codes), factors.v);
 }
 
 /// See AVX-512.
@@ -129,7 +129,7 @@ struct RowPairs {
         const __m256i high = _mm256_castps_si256(_mm256_fmadd_ps(second.v, factor.v, whole));
         return {_mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa)};
     }
-    static RowPairs splat(const int16_t* p) { return {four_digits(RowCodes{}, p).v}; }
+    static RowPairs splat(const int16_t* p) { return {splat_quad(RowCodes{}, p).v}; }
     static RowSums add_products(RowSums sums, RowPairs weights, RowPairs codes) {
         return add_pairs(sums, weights.v, codes.v);
     }

@@ -17,7 +17,7 @@ static inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
 static inline Vec load(const Half* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
-static inline Vec load(const Brain* p) {
+static inline Vec load(const BFloat16* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
@@ -69,14 +69,14 @@ struct RowCodes {
 struct RowSums {
     __m512i v;
 };
-static inline RowCodes raised(const Int8* p) {
+static inline RowCodes load_biased(const Int8* p) {
     return {_mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128))};
 }
-static inline RowCodes raised_part(const Int8* p, int64_t n) {
+static inline RowCodes load_biased_part(const Int8* p, int64_t n) {
     const __m512i codes = _mm512_maskz_loadu_epi8(n < 64 ? (1ull << n) - 1 : ~0ull, p);
     return {_mm512_xor_si512(codes, _mm512_set1_epi8(-128))};
 }
-static inline RowSums no_sums(RowCodes) { return {_mm512_setzero_si512()}; }
+static inline RowSums zero_sums(RowCodes) { return {_mm512_setzero_si512()}; }
 static inline RowSums load_sums(RowCodes, const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 static inline RowSums add_dots(RowSums sums, RowCodes codes, const int8_t* digits) {
     // g++ 12 copies the sums to and fro around the intrinsic.
@@ -89,8 +89,8 @@ static inline RowSums add_products(RowSums sums, RowCodes weights, RowCodes code
     asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(weights.v), "v"(codes.v));
     return sums;
 }
-static inline RowSums same_sums(RowCodes, int32_t sum) { return {_mm512_set1_epi32(sum)}; }
-static inline RowCodes four_digits(RowCodes, const void* p) {
+static inline RowSums splat_sums(RowCodes, int32_t sum) { return {_mm512_set1_epi32(sum)}; }
+static inline RowCodes splat_quad(RowCodes, const void* p) {
     int32_t four;
     memcpy(&four, p, sizeof four);
     return {_mm512_set1_epi32(four)};
@@ -127,37 +127,37 @@ static inline void transpose_rows(const FourBitRows& rows, RowCodes* to) {
     to[1].v = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(all, 4), low), eight);
 }
 /// 128 a + b
-static inline Vec joined(RowSums a, RowSums b) {
+static inline Vec join_digits(RowSums a, RowSums b) {
     return {_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(a.v, 7), b.v))};
 }
 
-/// Products of absorbed rows: a lane has rows_in_lane rows of a column, beside as many weights, which are
-/// integers from -weight_zero to max_weight - weight_zero.
+/// Products of absorbed rows: a lane has rows_per_lane rows of a column, beside as many weights, which are
+/// integers from -weight_zero_point to max_weight - weight_zero_point.
 using WeightCode = uint8_t;
-constexpr int rows_in_lane = 4, absorbed_vectors = 4, max_weight = 255, weight_zero = 0;
+constexpr int rows_per_lane = 4, absorbed_vectors = 4, max_weight = 255, weight_zero_point = 0;
 static inline Vec to_floats(RowSums a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
 /// Integers of 16 bits, 2 * lanes.
-struct RowFactors {
+struct Int16s {
     __m512i v;
 };
-static inline RowFactors load_factors(const int16_t* p) { return {_mm512_loadu_si512(p)}; }
-static inline void store_factors(int16_t* p, Vec a, Vec b) {
+static inline Int16s load_int16(const int16_t* p) { return {_mm512_loadu_si512(p)}; }
+static inline void store_int16(int16_t* p, Vec a, Vec b) {
     const __m512i mixed = _mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v));
     _mm512_storeu_si512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), mixed));
 }
 /// a b / 2^15, rounded.
-static inline RowFactors multiplied(RowFactors a, RowFactors b) { return {_mm512_mulhrs_epi16(a.v, b.v)}; }
+static inline Int16s mul_q15(Int16s a, Int16s b) { return {_mm512_mulhrs_epi16(a.v, b.v)}; }
 /// (a b + c d) / 2^15, each rounded.
-static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
+static inline Int16s rotate_q15(Int16s a, Int16s b, Int16s c, Int16s d) {
     return {_mm512_add_epi16(_mm512_mulhrs_epi16(a.v, b.v), _mm512_mulhrs_epi16(c.v, d.v))};
 }
-static inline RowFactors splat_factor(int16_t x) { return {_mm512_set1_epi16(x)}; }
-static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
+static inline Int16s splat_int16(int16_t x) { return {_mm512_set1_epi16(x)}; }
+static inline void store_weights(WeightCode* to, Int16s a, Int16s b) {
     const __m512i mixed = _mm512_packus_epi16(a.v, b.v);
     _mm512_storeu_si512(to, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), mixed));
 }
-static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFactors factors) {
+static inline RowSums add_int16_products(RowSums sums, const Int8* codes, Int16s factors) {
     const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
     asm("vpdpwssd %2, %1, %0" : "+v"(sums.v) : "v"(wide), "v"(factors.v));
     return sums;
@@ -175,7 +175,7 @@ struct RowPairs {
         const __m512i high = _mm512_castps_si512(_mm512_fmadd_ps(second.v, factor.v, whole));
         return {_mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16))};
     }
-    static RowPairs splat(const int16_t* p) { return {four_digits(RowCodes{}, p).v}; }
+    static RowPairs splat(const int16_t* p) { return {splat_quad(RowCodes{}, p).v}; }
     static RowSums add_products(RowSums sums, RowPairs weights, RowPairs codes) {
         asm("vpdpwssd %2, %1, %0" : "+v"(sums.v) : "v"(codes.v), "v"(weights.v));
         return sums;

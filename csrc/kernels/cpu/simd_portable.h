@@ -34,7 +34,7 @@ static inline Vec from_half(Bits half) {
     return {as_floats(scaled | special | (half & 0x8000) << 16)};
 }
 static inline Vec load(const Half* p) { return from_half(load_u16(p)); }
-static inline Vec load(const Brain* p) { return {as_floats(load_u16(p) << 16)}; }
+static inline Vec load(const BFloat16* p) { return {as_floats(load_u16(p) << 16)}; }
 static inline Bits load_u8(const void* p) {
     uint8_t x[4];
     memcpy(x, p, sizeof x);
@@ -73,9 +73,9 @@ struct RowSums {
     Floats v;
 };
 using WeightCode = float;
-constexpr int rows_in_lane = 1, absorbed_vectors = 2, max_weight = 1, weight_zero = 0;
-static inline RowSums no_sums(RowCodes) { return {Floats{}}; }
-static inline RowCodes four_digits(RowCodes, const void* p) {
+constexpr int rows_per_lane = 1, absorbed_vectors = 2, max_weight = 1, weight_zero_point = 0;
+static inline RowSums zero_sums(RowCodes) { return {Floats{}}; }
+static inline RowCodes splat_quad(RowCodes, const void* p) {
     float weight;
     memcpy(&weight, p, sizeof weight);
     return {Floats{weight, weight, weight, weight}};
@@ -89,31 +89,31 @@ static inline void transpose_rows(const Rows& rows, RowCodes* to) {
 }
 static inline Vec to_floats(RowSums a) { return {a.v}; }
 
-struct RowFactors {
+struct Int16s {
     Floats low, high;
 };
-static inline RowFactors load_factors(const int16_t* p) {
+static inline Int16s load_int16(const int16_t* p) {
     const auto four = [](const int16_t* x) {
         return __builtin_convertvector(Ints{x[0], x[1], x[2], x[3]}, Floats);
     };
     return {four(p), four(p + 4)};
 }
-static inline RowFactors splat_factor(int16_t x) {
+static inline Int16s splat_int16(int16_t x) {
     const float a = x;
     return {Floats{a, a, a, a}, Floats{a, a, a, a}};
 }
-static inline RowFactors multiplied(RowFactors a, RowFactors b) {
+static inline Int16s mul_q15(Int16s a, Int16s b) {
     return {a.low * b.low * 0x1p-15f, a.high * b.high * 0x1p-15f};
 }
-static inline void store_weights(WeightCode* to, RowFactors a, RowFactors b) {
+static inline void store_weights(WeightCode* to, Int16s a, Int16s b) {
     memcpy(to, &a, sizeof a);
     memcpy(to + 2 * lanes, &b, sizeof b);
 }
-static inline RowFactors turned(RowFactors a, RowFactors b, RowFactors c, RowFactors d) {
+static inline Int16s rotate_q15(Int16s a, Int16s b, Int16s c, Int16s d) {
     constexpr float unit = 0x1p-15f;
     return {(a.low * b.low + c.low * d.low) * unit, (a.high * b.high + c.high * d.high) * unit};
 }
-static inline RowSums add_wide_products(RowSums sums, const Int8* codes, RowFactors factors) {
+static inline RowSums add_int16_products(RowSums sums, const Int8* codes, Int16s factors) {
     return {sums.v + load(codes).v * factors.low + load(codes + lanes).v * factors.high};
 }
 
@@ -173,7 +173,7 @@ static inline Vec round_even(Vec a) {
     const Vec magic = splat(0x1.8p23f);
     return a + magic - magic;
 }
-static inline void store_factors(int16_t* p, Vec a, Vec b) {
+static inline void store_int16(int16_t* p, Vec a, Vec b) {
     for (int i = 0; i < lanes; ++i) {
         p[i] = static_cast<int16_t>(round_even(a).v[i]);
         p[lanes + i] = static_cast<int16_t>(round_even(b).v[i]);

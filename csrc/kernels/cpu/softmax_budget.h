@@ -7,11 +7,11 @@ namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
 /// What a budget counts: weights, or their squares.
-struct Themselves {
+struct ByWeight {
     Vec operator()(Vec weights) const { return weights; }
     float weight(float counted) const { return counted; }
 };
-struct Squares {
+struct BySquare {
     Vec operator()(Vec weights) const { return weights * weights; }
     float weight(float counted) const { return __builtin_sqrtf(counted); }
 };
@@ -31,7 +31,7 @@ inline float total_of(const float* p, int64_t n, const Counts& counts) {
 
 /// The highest weight that is found of which those below add up to at most `budget`, counted so.
 template <class Counts>
-float highest_cut(const float* p, int64_t n, float budget, const Counts& counts) {
+float skip_threshold(const float* p, int64_t n, float budget, const Counts& counts) {
     constexpr float kSafe = 0.999f;                    // of the budget: sums round
     constexpr float kCoarse = 8, kFine = 1.29683955f;  // 8^(1/8); 8^7 is more than there are rows
     constexpr int kLevels = 7;

@@ -120,7 +120,7 @@ auto with_stored(uint32_t type, const Fn& fn) {
         case DType::F16:
             return fn(StoredFloats<DType::F16, Half>());
         case DType::BF16:
-            return fn(StoredFloats<DType::BF16, Brain>());
+            return fn(StoredFloats<DType::BF16, BFloat16>());
         case DType::Q8:
             return fn(StoredQ8());
         case DType::FP8_E4M3:

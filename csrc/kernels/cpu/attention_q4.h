@@ -10,13 +10,13 @@ namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
 /// Of `lanes` groups of columns, one after another, those of all rows: 0 where no row is.
-struct FourScales {
+struct Q4Scales {
     alignas(64) float scales[lanes][kAbsorbedRows], middles[lanes][kAbsorbedRows];
 
     /// Groups [group, group + n) of a stored head.
     void read(const AbsorbedValues& x, int64_t head, int64_t group, int64_t n) {
         memset(this, 0, sizeof *this);
-        const int64_t codes = kBlockTokens * (x.dim / 2), row_bytes = x.dim / kFourColumns * kPair;
+        const int64_t codes = kBlockTokens * (x.dim / 2), row_bytes = x.dim / kQ4Columns * kPair;
         each_block(x, [&](int64_t row, int64_t end) {
             const char* from = head_of(x, row / kBlockTokens, head) + codes + group * kPair;
             for (int64_t next; row < end; row = next) {
@@ -53,11 +53,11 @@ struct FourScales {
 
 /// A strip of a group: of some columns of it, where a strip has fewer.
 template <class Rows>
-void gather_fours(const AbsorbedValues& x, int64_t head, Strip& strip) {
+void gather_q4(const AbsorbedValues& x, int64_t head, Strip& strip) {
     const int64_t stride = x.dim / 2, column = strip.column % x.dim;
-    constexpr int64_t kHalf = kFourColumns / 2;  // that share bytes with the other half
-    const int64_t first = column / kFourColumns * kHalf;
-    const int shift = column % kFourColumns ? 4 : 0;
+    constexpr int64_t kHalf = kQ4Columns / 2;  // that share bytes with the other half
+    const int64_t first = column / kQ4Columns * kHalf;
+    const int shift = column % kQ4Columns ? 4 : 0;
     each_lane(x, head, first, stride, strip, [&](const char* from, RowCodes* to) {
         transpose_rows(Rows{reinterpret_cast<const uint8_t*>(from), stride, shift}, to);
     });
@@ -66,26 +66,26 @@ void gather_fours(const AbsorbedValues& x, int64_t head, Strip& strip) {
 
 /// False, and nothing is done, where rows are others or sums of floats are as fast.
 template <class Rows>
-bool absorb_fours(const AbsorbedValues& x) {
-    if (DType(x.type) != DType::Q4 || x.exact || x.dim % kFourColumns != 0) return false;
-    if constexpr (!few_bits) {
+bool absorb_q4(const AbsorbedValues& x) {
+    if (DType(x.type) != DType::Q4 || x.exact || x.dim % kQ4Columns != 0) return false;
+    if constexpr (!int8_weights) {
         return false;
     } else {
-        constexpr int64_t columns = kStripColumns < kFourColumns ? kStripColumns : kFourColumns;
+        constexpr int64_t columns = kStripColumns < kQ4Columns ? kStripColumns : kQ4Columns;
         Weights weights(x);
-        FourScales some;
+        Q4Scales some;
         for (int64_t head = 0, at = 0; head < x.heads; ++head)
-            for (int64_t group = 0, groups = x.dim / kFourColumns; group < groups; group += lanes) {
+            for (int64_t group = 0, groups = x.dim / kQ4Columns; group < groups; group += lanes) {
                 const int64_t n = groups - group < lanes ? groups - group : lanes;
                 some.read(x, head, group, n);
                 weights.find_offsets(some.middles[0]);
                 for (int64_t i = 0; i < n; ++i) {
                     weights.take_offsets(i);
-                    weights.round(some.scales[i]);
-                    for (int64_t c = 0; c < kFourColumns; c += columns) {
+                    weights.quantise(some.scales[i]);
+                    for (int64_t c = 0; c < kQ4Columns; c += columns) {
                         Strip strip;
                         place_strip(x, at++, columns, strip);
-                        gather_fours<Rows>(x, head, strip);
+                        gather_q4<Rows>(x, head, strip);
                         add_strip<columns / lanes, true>(x, strip, weights);
                     }
                 }
