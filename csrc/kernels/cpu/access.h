@@ -1,5 +1,5 @@
-// How memory that is read once is called for before it is needed: which way is fast differs from CPU to CPU.
-// It changes how long a result takes, never its bits.
+// Software prefetch of memory that is read once (weights of one token, cached rows). Which hint and distance
+// are fastest differs from CPU to CPU; they change the time of a result, never its bits.
 #pragma once
 
 #include <stddef.h>
@@ -7,19 +7,20 @@
 
 namespace slimrt::cpu {
 
-/// Into all caches, past the first level, or past all but the first; or left to the CPU.
+/// The locality of a prefetch: t0 into all caches, t1 past the first level (into L2), nta past all but the
+/// first; or none, which leaves it to the hardware prefetcher.
 enum class Hint : uint8_t { none, t0, t1, nta };
 
 struct Access {
     Hint hint = Hint::none;
-    bool several = false;  // rows of weights side by side, as many streams, where they are
-    int32_t ahead = 0;     // bytes from where memory is called for to where it is read
+    bool several = false;  // several rows of weights at a time, each a stream of its own, where a kernel can
+    int32_t ahead = 0;     // prefetch distance in bytes: how far ahead of the load
 
     bool operator==(const Access&) const = default;
 };
 
-/// Where the first of R rows calls for memory that are read side by side, R at a time: `ahead` bytes further
-/// in the order of reading.
+/// The address to prefetch for the first of R rows that are read side by side, R at a time: `ahead` bytes
+/// further in the order in which they are read, which may be in the next R rows.
 template <int R>
 class PrefetchTarget {
   public:
@@ -28,7 +29,7 @@ class PrefetchTarget {
         near_ = row + rows * R * stride + each % stride;
         wrap_ = stride - each % stride;
     }
-    /// At so many bytes of the row.
+    /// For the load at `bytes` of the row.
     const uint8_t* at(size_t bytes) const { return near_ + bytes + (R > 1 && bytes >= wrap_ ? skip_ : 0); }
 
   private:
@@ -36,13 +37,13 @@ class PrefetchTarget {
     size_t wrap_, skip_;
 };
 
-/// Calls for the cache lines of [at, at + bytes), which need not exist. Where t0 is usual it is asked about
-/// first: in NEON's loops of plain weights each further test is a twentieth.
+/// Prefetches the cache lines of [at, at + bytes); the addresses need not be mapped. Where t0 is the usual
+/// hint it is tested first: in NEON loops each further test costs 5 %.
 template <bool usually_t0 = false>
 [[gnu::always_inline]] static inline void prefetch(const void* at, int64_t bytes, Hint hint) {
     const uint8_t* const p = static_cast<const uint8_t*>(at);
     constexpr int kLine = 64;
-    // Where it is not a constant it is tested here: three copies of the loop around would be no faster.
+    // The hint is tested here, in the loop: one copy of the loop around it for each hint would be no faster.
     if (!__builtin_constant_p(hint)) asm("" : "+r"(hint));
     if (usually_t0 ? __builtin_expect(hint == Hint::t0, true) : hint == Hint::t0)
         for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(p + i, 0, 3);
@@ -52,11 +53,11 @@ template <bool usually_t0 = false>
         for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(p + i, 0, 2);
 }
 
-/// Memory that is called for in steps: once a CPU waits for as many lines as it can (Zen 4: 24) it drops what
-/// else is called for, or waits before it does anything else.
+/// Prefetches in steps between the arithmetic: once all line fill buffers are taken (Zen 4: 24 lines) a CPU
+/// drops further prefetches, or stalls.
 struct PrefetchSteps {
     const char* at = nullptr;
-    int64_t bytes = 0;  // a step; 0: nothing is called for
+    int64_t bytes = 0;  // of a step; 0: no prefetch
     Hint hint = Hint::t0;
 
     [[gnu::always_inline]] void step() {

@@ -90,7 +90,7 @@ AccessPolicy usual_access() {
         policy.weights[static_cast<size_t>(type)] = {Hint::t0, false, 8 << 10};
     for (const DType type : {DType::F32, DType::F16, DType::BF16})
         policy.weights[static_cast<size_t>(type)] = {Hint::t0, false, 4 << 10};
-    for (const DType type : kTypes)  // 16 rows are one stream, whatever is asked for
+    for (const DType type : kTypes)  // 16 interleaved rows are one stream already
         if (rows_type(type) != type) policy.weights[static_cast<size_t>(type)].several = false;
     policy.float_rows = policy.rows = usual_access_of_rows();
     return policy;

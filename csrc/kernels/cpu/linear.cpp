@@ -12,7 +12,7 @@ static constexpr LinearKernel with_floats(DType type) {
     return {static_cast<uint32_t>(type), 0, nullptr, nullptr, float_product<Stored>};
 }
 
-/// The same type for many tokens, where the ISA has it.
+/// The kernel for many tokens, where the ISA has one, else the same as with_floats().
 template <class Stored, class Ops = Int16Products>
 static constexpr LinearKernel with_int16(DType type) {
     if constexpr (Ops::min_tokens > 0)
@@ -22,7 +22,8 @@ static constexpr LinearKernel with_int16(DType type) {
         return with_floats<Stored>(type);
 }
 
-/// What has products of single rows too, or the end of the table, which these are at.
+/// Types that also have a kernel for rows that are not interleaved. Where interleaving does not pay, the
+/// entry ends the table: these come last.
 template <class Weight>
 static constexpr LinearKernel with_interleaved(DType type) {
     if constexpr (interleaving_pays)

@@ -1,4 +1,5 @@
-// Products with many tokens by tiles: what the instruction set amx has of its own.
+// The kernels of the instruction set `amx`: products with many tokens by AMX tiles. The rest is that of
+// avx512.
 #include "core/dtype.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/linear_codes.h"
@@ -7,9 +8,9 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// planes: how many bf16 a weight is, x_planes: an activation. min_tokens: from which on tiles are faster,
-/// although more is unpacked; of floats also from which on others round too, and more. interleaved: rows side
-/// by side.
+/// planes, x_planes: how many bf16 a weight and an activation are split into. min_tokens: from how many
+/// tokens tiles are faster although more is unpacked; for floats, from how many the int16 kernel (which
+/// rounds more) would serve. interleaved: rows side by side, or 1.
 template <FillTiles fill, class Block, int64_t block, int planes, int x_planes, int64_t min_tokens,
           int64_t interleaved = 1>
 static constexpr LinearKernel with_tiles(DType type) {
@@ -30,7 +31,8 @@ static constexpr LinearKernel coded_tiles(DType type) {
     return with_tiles<fill_from_codes<Weight>, typename Weight::Block, Weight::block, 1, 1, 64, rows>(type);
 }
 
-/// The types of IQ2 and IQ3, Q2_K, Q4_1 and Q5_1 are rare, and left to AVX-512: a wheel would feel them.
+/// The types of IQ2 and IQ3, Q2_K, Q4_1 and Q5_1 are left to AVX-512: they are rare, and their code would
+/// make the wheel larger.
 const LinearKernel linear_kernels[] = {
     with_tiles<fill_from_f16, Half, 1, 2, 2, Int16Products::min_tokens>(DType::F16),
     with_tiles<fill_from_bf16, BFloat16, 1, 1, 2, Int16Products::min_tokens>(DType::BF16),
@@ -48,7 +50,7 @@ const LinearKernel linear_kernels[] = {
     {0, 0, nullptr, nullptr, nullptr},
 };
 
-/// A product of tiles is 16 x 16 x 32 multiply-adds; F16 takes three for one, BF16 two.
+/// A product of tiles is 16 x 16 x 32 multiply-adds; F16 needs three of them for one, BF16 two.
 int64_t busy(uint32_t type, int64_t rounds, float* out) {
     if (type == static_cast<uint32_t>(DType::F32)) return busy_floats(rounds, out);
     TileProducts<Tiles> products;

@@ -1,11 +1,12 @@
-// Products of quantised weights with many tokens: what the instruction set avx_vnni has of its own.
+// The kernels of the instruction set `avx_vnni`: products of quantised weights with many tokens. The rest is
+// that of avx2.
 #include "core/dtype.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/linear_codes.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// With fewer tokens memory is the limit, or what is unpacked.
+/// Fewer tokens are limited by memory or unpacking, and left to avx2.
 template <class Weight>
 static constexpr LinearKernel with_panels(DType type) {
     const auto product = [](const void* w, size_t w_stride, int64_t n_rows, const void* x, size_t x_stride,
@@ -14,7 +15,7 @@ static constexpr LinearKernel with_panels(DType type) {
         const auto* const tokens = static_cast<const uint8_t*>(x);
         const int64_t r = product_by_panels<Weight, panel_vectors, ByElement>(
             rows, w_stride, 0, n_rows, tokens, x_stride, n_tokens, k, out, out_stride);
-        if constexpr (!is_interleaved<Weight>)  // of those panels leave none
+        if constexpr (!is_interleaved<Weight>)  // interleaved rows fill whole panels
             product_by_rows<Weight, 1>(rows, w_stride, r, n_rows, tokens, x_stride, n_tokens, k, out,
                                        out_stride, few_tokens_access);
     };

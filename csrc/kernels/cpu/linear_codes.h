@@ -1,4 +1,5 @@
-// The products with quantised weights as the table lists them, and the arithmetic that bounds products.
+// The kernels of quantised weights as entries of the table, and loops of the dot product alone, which measure
+// the peak rate of arithmetic (Isa::busy).
 #pragma once
 
 #include "core/dtype.h"
@@ -9,7 +10,7 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 static_assert(kPanelRows % (panel_vectors * lanes) == 0);
 
-/// As many rows as fill panels of V * lanes; returns the row it ended at.
+/// Rows [first, ...) in whole panels of V * lanes rows; returns the first row that is left.
 template <class Weight, int V, class Ops>
 static int64_t product_by_panels(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
                                  const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,
@@ -21,7 +22,7 @@ static int64_t product_by_panels(const uint8_t* w, size_t w_stride, int64_t firs
     return r;
 }
 
-/// Rows from number r on, one by one or a few side by side.
+/// Rows [r, n_rows), several side by side where access.several, else one by one.
 template <class Weight>
 static void product_of_rows(const uint8_t* w, size_t w_stride, int64_t r, int64_t n_rows, const uint8_t* x,
                             size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
@@ -32,7 +33,8 @@ static void product_of_rows(const uint8_t* w, size_t w_stride, int64_t r, int64_
     product_by_rows<Weight, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out, out_stride, access);
 }
 
-/// Of interleaved rows there are multiples of 16, so that nothing is left for products of single rows.
+/// All rows: whole panels if there are many tokens, then lanes rows at a time, then single rows. There are
+/// multiples of 16 interleaved rows, so none of them is left for the last.
 template <class Weight, class Ops>
 static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, const void* activations,
                           size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
@@ -44,7 +46,8 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
     if (n_tokens > max_few<Weight>)
         r = product_by_panels<Weight, panel_vectors, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
                                                           out, out_stride);
-    if constexpr (max_few<Weight> >= min_few<Weight>) {  // all rows of few tokens, else what no panel takes
+    if constexpr (max_few<Weight> >=
+                  min_few<Weight>) {  // few tokens: all rows; many: those left over by the panels
         if (n_tokens >= min_few<Weight>)
             r += product_of_few<Weight>(w + r * w_stride, w_stride, n_rows - r, x, x_stride, n_tokens, k,
                                         out + r, out_stride, access);
@@ -59,10 +62,11 @@ static constexpr LinearKernel with_codes(DType type) {
             quant_product<Weight, Ops>};
 }
 
-/// What the compiler must take for numbers that may change and differ.
+/// Operands that the compiler cannot assume to be constant or equal.
 alignas(64) static uint8_t operands[12][64];
 
-/// `rounds` times 12 dots. few: as many sums as leave registers for what else they need where there are 16.
+/// `rounds` times 12 dot products of registers, with enough independent sums to hide their latency. few: how
+/// many sums leave registers for the operands where there are 16.
 template <class Sum, int few = 6, class Load, class Dot>
 static void keep_busy(int64_t rounds, const Load& read, const Dot& dot_of, float* out) {
     constexpr int independent = registers == 32 ? 12 : few;

@@ -1,5 +1,5 @@
-// Products of quantised weights with min_few to max_few tokens: `lanes` rows are unpacked side by side in
-// registers, where they meet every token, so that memory and the dot products are busy at the same time.
+// Products of quantised weights with a few tokens (min_few to max_few): `lanes` rows are unpacked side by
+// side in registers and multiplied with every token at once, so that memory and arithmetic overlap.
 #pragma once
 
 #include "kernels/cpu/linear_quant.h"
@@ -11,7 +11,8 @@ template <class Weight>
 constexpr int min_few = is_interleaved<Weight>    ? 1
                         : is_memory_bound<Weight> ? 3
                                                   : 2;
-/// Else panels: for groups of 16 signed ones take as long with 4 tokens, and less with more (docs/arm.md).
+/// More tokens take panels. On ARM groups of 16 take panels from the start: signed ones take as long with 4
+/// tokens, and less with more (docs/arm.md).
 template <class Weight>
 constexpr int max_few = few_in_registers && !is_rare<Weight> && (ByElement::n == 1 || Weight::group != 16) ? 8
                         : is_interleaved<Weight> ? few_in_registers
@@ -23,16 +24,16 @@ constexpr int clamped = n < least  ? least
                         : n > most ? most
                                    : n;
 
-/// What unpack() feeds: T tokens' sums for `lanes` rows.
+/// The sink of unpack(): sums of T tokens for `lanes` rows.
 template <class Weight, int T>
 struct FewTokens {
     static constexpr int group_quads = Weight::group / 4, groups = Weight::block / Weight::group;
 
-    const Activations first;  // token 0; token t is t * stride further
+    const Activations first;  // token 0; token t is t * stride bytes further
     const size_t stride;
-    float (*const scales)[lanes], (*const minima)[lanes];  // of a block
+    float (*const scales)[lanes], (*const minima)[lanes];  // of a block, by group
     int64_t block;
-    SequentialPrefetch ahead;  // what is read next
+    SequentialPrefetch ahead;  // prefetch of the rows read next
     Vec acc[T];
 
     void scale(int group, Vec s) { store(scales[group], s); }
@@ -44,7 +45,7 @@ struct FewTokens {
     }
 
   private:
-    const uint8_t* next(const uint8_t* p) const { return step(p, stride); }  // token
+    const uint8_t* next(const uint8_t* p) const { return step(p, stride); }  // of the next token
 
     template <class Ops>
     static void dots(const Words* codes, const uint8_t* const (&x)[T], PanelSums (&s)[T]) {
@@ -56,7 +57,7 @@ struct FewTokens {
         }
     }
 
-    /// The same by sums of pairs.
+    /// The same, adding products of two quads in 16 bits first.
     template <class Pairs>
     static void dots_by_pairs(const Words* codes, const uint8_t* const (&x)[T], PanelSums (&s)[T]) {
         constexpr int n = quads_per_pair<Weight>;
@@ -92,7 +93,7 @@ struct FewTokens {
         }
     }
 
-    /// Codes of group g of the block.
+    /// Adds the codes of group g of the block, times the scales of rows and tokens.
     void add_group(int g, const Words* codes) {
         constexpr int32_t none = sum_bias;
         const int64_t at = block * groups + g;
@@ -121,7 +122,7 @@ struct FewTokens {
     }
 };
 
-/// `lanes` rows times T tokens, or 16 that are interleaved.
+/// `lanes` rows (16 if they are interleaved) times T tokens.
 template <class Weight, int T>
 [[gnu::flatten]] static void few_product(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride,
                                          int64_t k, float* out, size_t out_stride, Access access) {
@@ -157,7 +158,8 @@ template <class Weight, int T>
 using FewProduct = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
                             float* out, size_t out_stride, Access access);
 
-/// As many rows as can be multiplied side by side, times all tokens, as many at a time; returns how many.
+/// Rows in multiples of rows_of_few, times all tokens in tiles of at most max_few; returns how many rows were
+/// done.
 template <class Weight>
 static int64_t product_of_few(const uint8_t* w, size_t w_stride, int64_t n_rows, const uint8_t* x,
                               size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,

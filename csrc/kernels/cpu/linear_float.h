@@ -1,12 +1,12 @@
-// Products with F32, F16 and BF16 weights: f32 activations as they are, f32 sums. Few tokens: row by row
-// (below), so that memory is the limit. Many: panels (linear_float_panel.h).
+// Products of F32, F16 and BF16 weights with f32 activations, summed in f32. Few tokens: row by row (this
+// file), limited by memory. Many: panels (linear_float_panel.h).
 #pragma once
 
 #include "kernels/cpu/dot.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-constexpr int float_rows = registers == 32 ? 4 : 2;  // the register tile
+constexpr int float_rows = registers == 32 ? 4 : 2;  // of the register tile
 constexpr int64_t float_tokens = 6;
 
 /// R rows times T tokens, each sum in a register of its own.
@@ -40,12 +40,12 @@ static void float_tile(const uint8_t* w, size_t w_stride, const uint8_t* x, size
     }
 }
 
-/// Sums of a row times one token, which hide latency. Where there are registers for it they take a line of
-/// the cache, since to call for each line twice would be a tenth of NEON's instructions.
+/// Accumulators of a row times one token, several to hide the latency of fma. Where registers suffice they
+/// span a cache line: prefetching each line twice would be a tenth of the NEON instructions.
 template <class Stored, int of_line = 64 / sizeof(Stored) / lanes>
 constexpr int float_sums = registers == 32 && of_line > 4 ? of_line : 4;
 
-/// R rows times one token, as many streams.
+/// R rows times one token; the rows are R streams.
 template <class Stored, int R>
 static void float_dots(const uint8_t* w, size_t w_stride, const uint8_t* x, int64_t k, Access access,
                        float* out) {
@@ -78,7 +78,8 @@ static void float_dots(const uint8_t* w, size_t w_stride, const uint8_t* x, int6
     }
 }
 
-/// Several: as many as there are registers for, which share the activations. Portable code is small instead.
+/// R rows times one token: side by side, where access.several, as many as registers allow; they share the
+/// loads of activations. Portable code is small instead.
 template <class Stored, int R>
 static void float_dots_of_tile(const uint8_t* w, size_t w_stride, const uint8_t* x, int64_t k, Access access,
                                float* out) {
@@ -94,8 +95,8 @@ static void float_dots_of_tile(const uint8_t* w, size_t w_stride, const uint8_t*
 using FloatTile = void (*)(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
                            float* out, size_t out_stride);
 
-/// Rows [first, n_rows), R at a time, times tokens in tiles of nearly the same size; returns the row it
-/// ended at. One row at a time are the few that are left: token by token.
+/// Rows [first, n_rows), R at a time, times tokens in tiles of nearly equal size; returns the first row that
+/// is left. R = 1 serves the last few rows, token by token.
 template <class Stored, int R>
 static int64_t float_product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
                                      const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k,
@@ -104,7 +105,7 @@ static int64_t float_product_by_rows(const uint8_t* w, size_t w_stride, int64_t 
     int64_t r = first;
     for (; r + R <= n_rows; r += R) {
         const uint8_t* rows = w + r * w_stride;
-        if (n_tokens == 1 || R == 1) {  // and more tokens make tiles of two and more
+        if (n_tokens == 1 || R == 1) {  // tiles have at least two tokens
             for (int64_t t = 0; t < n_tokens; ++t)
                 float_dots_of_tile<Stored, R>(rows, w_stride, x + t * x_stride, k, access,
                                               out + t * out_stride + r);

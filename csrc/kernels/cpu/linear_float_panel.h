@@ -1,5 +1,5 @@
-// Products of F32, F16 and BF16 weights with many tokens: a panel of rows is widened to f32 once for all
-// tokens, so that a lane is a row, an activation is one broadcast and nothing is summed across lanes.
+// Products of F32, F16 and BF16 weights with many tokens: a panel of rows is widened to f32 and transposed
+// once for all tokens, so that a lane is a row, an activation is broadcast and no sum crosses lanes.
 #pragma once
 
 #include "kernels/cpu/linear_float.h"
@@ -7,19 +7,21 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 
 constexpr int float_panel_vectors = 2;
-// The register tile: 24 of 32 or 10 of 16; 16, and 8 of activations, where these are multiplied by element.
+// Tokens of the register tile: with 2 vectors of rows 24 accumulators of 32 registers or 10 of 16; 16 beside
+// 8 of activations, where an instruction multiplies by an element of a vector (ARM).
 constexpr int float_panel_tokens = ByElement::n > 1 ? 8 : registers == 32 ? 12 : 5;
-constexpr int64_t float_panel_min = 48;     // tokens from which on panels are faster
-constexpr int64_t float_panel_block = 252;  // tokens whose activations stay in the L2 cache
+constexpr int64_t float_panel_min = 48;  // with fewer tokens single rows are faster
+constexpr int64_t float_panel_block =
+    252;  // tokens whose activations (256 elements each) stay in the L2 cache
 
-/// V * lanes rows of up to 256 elements.
+/// V * lanes rows of up to 256 elements, transposed: at[element][row].
 template <class Stored, int V>
 struct FloatPanel {
     static constexpr int elements = 256, rows = V * lanes;
 
     alignas(64) float at[elements][rows];
 
-    /// Widens elements [first, first + n) of the rows.
+    /// Widens elements [first, first + n) of the rows and transposes them.
     void fill(const uint8_t* w, size_t w_stride, int64_t first, int64_t n) {
         for (int v = 0; v < V; ++v) {
             for (int64_t i = 0; i < n; i += lanes) {
@@ -38,11 +40,11 @@ struct FloatPanel {
     }
 };
 
-/// Adds the first elements of the panel times T tokens, as many as can be loaded at a time; returns how many.
+/// Adds the panel times T tokens, Ops::n elements at a time; returns how many elements were done.
 template <class Ops, class Panel, int V, int T>
 static inline int64_t multiply_by_element(const Panel& panel, const uint8_t* x, size_t x_stride, int64_t n,
                                           Vec (&to)[T][V]) {
-    Vec acc[T][V];  // in registers
+    Vec acc[T][V];  // a copy, which the compiler keeps in registers
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
 #pragma GCC unroll 2
@@ -97,7 +99,7 @@ static void float_panel_tile(const FloatPanel<Stored, V>& panel, const uint8_t* 
     }
 }
 
-/// One panel, which starts at element `first` of the rows, times all tokens.
+/// One panel, which starts at element `first` of its rows, times all tokens.
 template <class Stored, int V>
 static void float_panel_tiles(const FloatPanel<Stored, V>& panel, const uint8_t* x, size_t x_stride,
                               int64_t n_tokens, int64_t first, int64_t n, float* out, size_t out_stride) {
@@ -118,8 +120,8 @@ static void float_panel_tiles(const FloatPanel<Stored, V>& panel, const uint8_t*
     }
 }
 
-/// As many rows as fill panels, in the order that keeps a block of activations in the cache; returns the row
-/// it ended at.
+/// Rows [first_row, ...) in whole panels, ordered so that a block of activations stays in the cache; returns
+/// the first row that is left.
 template <class Stored, int V>
 static int64_t float_product_by_panels(const uint8_t* w, size_t w_stride, int64_t first_row, int64_t n_rows,
                                        const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k,
@@ -152,7 +154,8 @@ static void float_product(const void* weights, size_t w_stride, int64_t n_rows, 
         r = float_product_by_panels<Stored, float_panel_vectors>(w, w_stride, r, n_rows, x, x_stride,
                                                                  n_tokens, k, out, out_stride);
         if constexpr (__is_same(Stored,
-                                float))  // as of heads of 80: other rows are of whole weights, which end so
+                                float))  // F32 rows are also K and V, whose heads may have 80 columns;
+                                         // weights usually have multiples of two vectors
             r = float_product_by_panels<Stored, 1>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k, out,
                                                    out_stride);
     }

@@ -1,4 +1,5 @@
-// Products with quantised weights by ByMatrix: what the instruction set neon_i8mm has of its own.
+// The kernels of the instruction set `neon_i8mm`: products with quantised weights by ByMatrix. The rest is
+// that of neon_dot.
 #include "kernels/cpu/dot_neon_i8mm.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/linear_codes.h"

@@ -1,6 +1,6 @@
-// Products of F16 and BF16 weights with many tokens, where the processor multiplies 16-bit integers: weights
-// and activations are rounded to 14 bits, 32 at a time with an f32 scale, in panels as in linear_panel.h. A
-// rounded number is at most 1 / 16382 of its group's largest away; 32 products fit in 32 bits.
+// Products of F16 and BF16 weights with many tokens by 16-bit integers: weights and activations are quantised
+// to 14 bits and a sign bit in groups of 32 with an f32 scale, in panels as in linear_panel.h. A value errs
+// by at most 1/16382 of the largest of its group; 32 products fit in 32 bits.
 #pragma once
 
 #include "kernels/cpu/linear_quant.h"
@@ -10,7 +10,8 @@ namespace slimrt::cpu::SLIMRT_ISA {
 constexpr int int16_group = 32;
 constexpr float int14_max = 8191;  // 32 * 8191 * 8191 < 2^31
 
-/// A packed row of k activations, zeros to a multiple of 32: int16 codes, then a scale (f32) for each 32.
+/// A packed row of k activations, padded with zeros to a multiple of 32: int16 codes, then an f32 scale for
+/// each 32.
 static inline size_t int16_packed_bytes(int64_t k) {
     const int64_t groups = (k + int16_group - 1) / int16_group;
     return static_cast<size_t>(groups * (int16_group * 2 + 4));
@@ -31,7 +32,7 @@ static inline void int16_pack(const float* x, int64_t k, void* out) {
     }
 }
 
-/// Rows of up to 256 elements; where there are fewer rows than fit, the last one stands for the others.
+/// Rows of up to 256 elements; if there are fewer rows than lanes the last one is repeated.
 template <class Stored, class Ops>
 struct Int16Panel {
     static constexpr int elements = 256, vectors = 2, rows = vectors * lanes, groups = elements / int16_group;
@@ -39,7 +40,7 @@ struct Int16Panel {
     alignas(64) int16_t codes[elements / 2][rows][2];
     float scales[groups][rows];
 
-    /// Rounds elements [first, first + n) of n_rows rows, zeros to a multiple of 32.
+    /// Quantises elements [first, first + n) of n_rows rows, padded with zeros to a multiple of 32.
     void fill(const uint8_t* w, size_t w_stride, int64_t n_rows, int64_t first, int64_t n) {
         for (int r = 0; r < rows; r += lanes) {
             for (int g = 0; g * int16_group < n; ++g) {
@@ -52,7 +53,7 @@ struct Int16Panel {
   private:
     void fill_group(const uint8_t* w, size_t w_stride, int64_t n_rows, int64_t first, int64_t n, int g,
                     int to) {
-        Vec columns[int16_group];  // of `lanes` rows
+        Vec columns[int16_group];  // element i of `lanes` rows
         for (int i = 0; i < int16_group; i += lanes) {
             for (int r = 0; r < lanes; ++r) {
                 const int64_t row = to + r < n_rows ? to + r : n_rows - 1;
@@ -73,7 +74,7 @@ struct Int16Panel {
     }
 };
 
-/// out (+)= n_rows rows and the first `groups` groups of the panel times T tokens.
+/// out (+)= the first `groups` groups of the panel times T tokens, for n_rows rows.
 template <class Stored, class Ops, int T>
 static void int16_tile(const Int16Panel<Stored, Ops>& panel, int64_t n_rows, const uint8_t* codes,
                        const uint8_t* scales, size_t x_stride, int groups, bool accumulate, float* out,
@@ -113,7 +114,7 @@ static void int16_tile(const Int16Panel<Stored, Ops>& panel, int64_t n_rows, con
     }
 }
 
-/// One panel times the tokens of one block.
+/// One panel times a block of tokens.
 template <class Stored, class Ops>
 static void int16_tiles(const Int16Panel<Stored, Ops>& panel, int64_t n_rows, const uint8_t* codes,
                         const uint8_t* scales, size_t x_stride, int64_t n_tokens, int groups, bool accumulate,
@@ -133,7 +134,7 @@ template <class Stored, class Ops>
 static void int16_product(const void* weights, size_t w_stride, int64_t n_rows, const void* activations,
                           size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride,
                           Access) {
-    // A block of tokens' activations, a panel's width of them, and of the output both stay in the cache.
+    // One panel's width of a block of activations, and its outputs, both stay in the cache.
     constexpr int64_t block = 576 / Ops::tokens * Ops::tokens, row_block = 128;
     const uint8_t* w = static_cast<const uint8_t*>(weights);
     Int16Panel<Stored, Ops> panel;

@@ -1,5 +1,5 @@
-// Products of quantised weights with many tokens: a panel of rows is unpacked once for all tokens, so that a
-// lane is a row and the sum over a group of codes needs no shuffles.
+// Products of quantised weights with many tokens: a panel of rows is unpacked and transposed once for all
+// tokens, so that a lane is a row and the sum over a group needs no shuffles.
 #pragma once
 
 #include "kernels/cpu/linear_quant.h"
@@ -7,7 +7,7 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// What the products of a panel depend on of a type: types that agree in it share their code.
+/// What the code of panel products depends on: weight types that agree in it share one instance.
 template <int group_, bool has_min_, bool has_offset_, bool is_wide_, int fours_>
 struct PanelKind {
     static constexpr int group = group_, quads_per_pair = fours_;
@@ -17,15 +17,17 @@ template <class Weight>
 using KindOf = PanelKind<Weight::group, Weight::has_min, Weight::offset != 0 && ByElement::n == 1,
                          Weight::is_wide && PanelPairs::max != 0, quads_per_pair<Weight>>;
 
-/// What unpack() feeds: the codes and scales of `lanes` rows of a panel, from a block's first on.
+/// The sink of unpack(): writes codes and scales of `lanes` rows of a panel, starting at the first group of a
+/// block.
 template <class Weight, int V, class Ops>
 struct PanelColumn {
     static constexpr bool is_signed = Ops::n > 1;
     uint8_t* codes;
     float *scales, *minima;
-    Vec pending;  // an even group's scale
+    Vec pending;  // the scale of an even group, until that of the next is known
 
-    /// Of signed codes in groups of 16, the first of two has its scale less the second's, see PanelTile.
+    /// Signed codes in groups of 16: for the first of two groups the difference of the two scales is stored,
+    /// see PanelTile.
     void scale(int group, Vec s) {
         const bool joins = is_signed && Weight::group == 16;
         if (joins && group % 2 == 0) {
@@ -64,17 +66,18 @@ struct PanelColumn {
     }
 };
 
-/// V * lanes rows of up to 256 elements; for ByElement their codes are signed.
+/// V * lanes rows of up to 256 elements; for ByElement the codes are stored signed.
 template <class Kind, int V, class Ops>
 struct Panel {
     static constexpr int elements = 256, rows = V * lanes, groups = elements / Kind::group;
     static constexpr int side_by_side = Ops::side_by_side;
 
     alignas(64) uint8_t codes[elements / side_by_side][rows][side_by_side];
-    alignas(64) float scales[groups * (Kind::has_min ? 2 : 1)][rows * Ops::tokens];  // then the minima
+    alignas(64) float scales[groups * (Kind::has_min ? 2 : 1)]
+                            [rows * Ops::tokens];  // the minima follow the scales
 
-    /// Unpacks n elements of the rows from `first_row` on, from that block on; meanwhile asks for `bytes`
-    /// ahead.
+    /// Unpacks n elements of the rows from `first_row` on, starting at a block; meanwhile `bytes` of the next
+    /// rows are prefetched.
     template <class Weight>
     void fill(const uint8_t* w, size_t w_stride, int64_t first_row, int64_t block, int64_t n,
               SequentialPrefetch& ahead, int64_t bytes) {
@@ -97,16 +100,16 @@ struct Panel {
     const float* min(int group) const { return scales[groups + group]; }
 };
 
-/// T tokens' sums for a panel's rows, while they are in registers.
+/// Accumulates T tokens times a panel's rows in registers.
 template <class Kind, int V, int T, class Ops, bool is_signed = (Ops::n > 1)>
 struct PanelTile {
-    static constexpr int elements = Kind::group;  // that are added at a time
-    const uint8_t* x;                             // token t is t * x_stride further
+    static constexpr int elements = Kind::group;  // of one add()
+    const uint8_t* x;                             // of token 0; token t is t * x_stride bytes further
     size_t x_stride;
     Activations first;  // token 0
     Vec acc[T][V];
 
-    /// Adds group g of the panel, which is group `at` of the row.
+    /// Adds group g of the panel, group `at` of the row.
     void add(const Panel<Kind, V, Ops>& panel, int g, int64_t at) {
         constexpr int group_quads = Kind::group / 4;
         constexpr int32_t none = sum_bias;
@@ -132,7 +135,7 @@ struct PanelTile {
     Vec sum(int t, int v) const { return acc[t][v]; }
 
   private:
-    /// Adds the fours from `quad` of the panel on, as many as fit into sums of pairs.
+    /// Adds quads_per_pair quads of codes from number `quad` of the panel on.
     template <class Pairs>
     void multiply(const Panel<Kind, V, Ops>& panel, int quad, const uint8_t* codes,
                   PanelSums (&s)[T][V]) const {
@@ -163,7 +166,7 @@ struct PanelTile {
     }
 };
 
-/// The same of signed codes. A vector has the sums of Ops::tokens tokens.
+/// The same for signed codes. A vector has the sums of Ops::tokens tokens.
 template <class Kind, int V, int T, class Ops>
 struct PanelTile<Kind, V, T, Ops, true> {
     static constexpr int elements = 32;
@@ -173,11 +176,11 @@ struct PanelTile<Kind, V, T, Ops, true> {
     Activations first;
     Vec acc[n_t][n_v];
 
-    /// The last vector of an odd number of tokens has the last one twice.
+    /// Where the number of tokens is odd, the last vector has the last token twice.
     size_t token(int t) const { return t * Ops::tokens * x_stride; }
     size_t next(int t) const { return (t + 1) * Ops::tokens <= T ? x_stride : 0; }
 
-    /// Adds group g of the panel, whose activations are at `codes`.
+    /// Adds group g of the panel times the activations at `codes`.
     void multiply(const Panel<Kind, V, Ops>& panel, int g, const uint8_t* codes,
                   PanelSums (&s)[n_t][n_v]) const {
 #pragma GCC unroll 2
@@ -196,13 +199,13 @@ struct PanelTile<Kind, V, T, Ops, true> {
         }
     }
 
-    /// Adds elements 32 i ... 32 i + 31 of the panel, which are elements 32 at ... of the row. Where these
-    /// are two groups, the sums of the first go on in those of the second, so the panel's scale of the first
-    /// is its own less the second's.
+    /// Adds elements 32 i ... 32 i + 31 of the panel, elements 32 at ... of the row. Where these are two
+    /// groups, the integer sums run on from the first into the second: s1 scale1 + s2 scale2 = s1 (scale1 -
+    /// scale2) + (s1 + s2) scale2, and the panel stores that difference.
     void add(const Panel<Kind, V, Ops>& panel, int i, int64_t at) {
         constexpr int groups = 32 / Kind::group;
         PanelSums s[n_t][n_v];
-        Vec before[n_t][n_v], scaled[n_t][n_v];  // before: the sums of the first of two groups
+        Vec before[n_t][n_v], scaled[n_t][n_v];  // before: s1
         for (int t = 0; t < n_t; ++t) {
             for (int v = 0; v < n_v; ++v) s[t][v] = Ops::start();
         }
@@ -239,7 +242,7 @@ struct PanelTile<Kind, V, T, Ops, true> {
     }
 };
 
-/// out (+)= the panel, which starts at element `first` of the rows, times T tokens.
+/// out (+)= the panel times T tokens; it starts at element `first` of the rows.
 template <class Kind, int V, int T, class Ops>
 [[gnu::noinline]] static void panel_tile(const Panel<Kind, V, Ops>& panel, const uint8_t* x, size_t x_stride,
                                          int64_t first, int64_t k, float* out, size_t out_stride) {
@@ -258,12 +261,12 @@ template <class Kind, int V, int T, class Ops>
     }
 }
 
-/// V * lanes rows times all tokens, four at a time.
+/// V * lanes rows times all tokens, four tokens at a time. The next rows are prefetched evenly meanwhile.
 template <class Weight, int V, class Ops>
 static void panel_product(const uint8_t* w, size_t w_stride, int64_t first_row, const uint8_t* x,
                           size_t x_stride, int64_t n_tokens, int64_t k, float* out, size_t out_stride) {
     constexpr int64_t max_tile = 4;
-    constexpr int64_t unpacking = 4;  // takes about as long as so many tokens
+    constexpr int64_t unpacking = 4;  // unpacking takes about as long as multiplying 4 tokens
     using Kind = KindOf<Weight>;
     static constexpr decltype(&panel_tile<Kind, V, 1, Ops>) rests[] = {
         panel_tile<Kind, V, 1, Ops>, panel_tile<Kind, V, 2, Ops>, panel_tile<Kind, V, 3, Ops>};

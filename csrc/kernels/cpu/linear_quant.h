@@ -1,23 +1,23 @@
-// Products with quantised weights. Activations are rounded to int8, 32 at a time with an f32 scale. One
-// token: row by row, so that memory is the limit (below). A few: rows side by side (linear_few.h). Many:
-// panels (linear_panel.h).
+// Products of quantised weights. Activations are quantised to int8 in groups of 32 with an f32 scale. One
+// token: row by row, limited by memory (this file). A few: rows side by side (linear_few.h). Many: panels
+// (linear_panel.h).
 #pragma once
 
 #include "kernels/cpu/linear_types.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// A packed row of k activations, zeros to a multiple of `whole`: the codes; a scale (f32) for each
-/// 32; for each of the weight's groups minus the sum of its codes, times the offset (from sum_bias on)
-/// as int32 or, where there are minima, times the scale as f32.
+/// A packed row of k activations, padded with zeros to a multiple of `whole`: the int8 codes; an f32 scale
+/// for each 32; for each group of the weight minus the sum of its codes: times the weight's offset as int32
+/// (starting at sum_bias) or, for types with minima, times the scale as f32.
 struct Activations {
     const uint8_t *codes, *scales, *sums;
 
-    static constexpr int64_t whole = 128;  // a multiple of any unit of blocks of 32
+    static constexpr int64_t whole = 128;  // a multiple of every unit (see linear_types.h) of blocks of 32
     static int64_t padded(int64_t k) { return (k + whole - 1) & -whole; }
     Activations(const uint8_t* row, int64_t k)
         : codes(row), scales(row + padded(k)), sums(row + padded(k) + padded(k) / 8) {}
-    /// A row that many bytes further.
+    /// The row that lies so many bytes further.
     Activations moved(size_t bytes) const {
         Activations a = *this;
         a.codes += bytes;
@@ -27,7 +27,7 @@ struct Activations {
     }
 };
 
-/// How activations are packed for a type: types that agree in it share what is packed.
+/// The layout of packed activations; weight types with the same layout share the packed rows.
 template <int group_, bool has_min_, int offset_>
 struct PackedAs {
     static constexpr int group = group_, offset = offset_;
@@ -41,7 +41,7 @@ struct PackedAs {
 template <class Weight>
 using PackedFor = PackedAs<Weight::group, Weight::has_min, Weight::offset>;
 
-/// 32 activations to codes; returns their scale, which is infinite or NaN if one of them is.
+/// Quantises 32 activations to int8; returns their scale, which is infinite or NaN if one of them is.
 static inline float round_codes(const float* x, int8_t* codes) {
     const float max = largest(x, 32), inverse = max > 1e-35f ? 127 / max : 0;
     for (int i = 0; i < 32; ++i) codes[i] = static_cast<int8_t>(nearest_even(f32_at(x + i) * inverse));
@@ -74,8 +74,8 @@ static void pack(const float* x, int64_t k, void* out) {
 template <class Weight>
 constexpr int blocks_of_unit = Weight::unit / Weight::block;
 
-/// The blocks of unit u of a row of k elements; if some are missing, copied to `padded` beside blocks of
-/// zeros.
+/// The blocks of unit u of a row of k elements. At the end of a row a unit may have fewer: they are copied to
+/// `padded` and followed by zeros.
 template <class Weight>
 static inline const typename Weight::Block* unit_at(
     const uint8_t* row, int64_t u, int64_t k, typename Weight::Block (&padded)[blocks_of_unit<Weight>]) {
@@ -90,18 +90,17 @@ static inline const typename Weight::Block* unit_at(
     return padded;
 }
 
-/// Whether a token's products take fewer instructions with rows side by side than one by one. With vectors of
-/// four rows they do not: Q4_K would take 0.44 cycles a byte of an A76 in place of 0.28 (llvm-mca).
+/// Whether one token takes fewer instructions with interleaved rows than with single rows. With vectors of 4
+/// lanes it does not: on a Cortex-A76 Q4_K would take 0.44 cycles a byte instead of 0.28 (llvm-mca).
 constexpr bool interleaving_pays = lanes >= 8;
 
-/// What has no code of its own for each number of tokens, which a wheel would feel.
+/// Types without a kernel for each number of tokens, which would make the wheel larger.
 template <class Weight>
 constexpr bool is_rare = requires {
     Weight::is_rare;
 } || (requires { Weight::is_rare_alone; } && interleaving_pays && !is_interleaved<Weight>);
 
-/// How many fours of codes and activations fit into sums of pairs, a power of two; 1: they are added one by
-/// one.
+/// How many quads of products are added in 16 bits (PanelPairs) without overflow, a power of two; 1: none.
 template <class Weight>
 constexpr int quads_per_pair = [] {
     int max_code = 63, fours = 1;
@@ -112,18 +111,19 @@ constexpr int quads_per_pair = [] {
     return fours;
 }();
 
-/// Whether a weight has so many bytes that reading them is the limit with one token, and with two.
+/// Whether the bytes of a weight are the limit with one token and with two: more than 0.8 a weight.
 template <class Weight>
 constexpr bool is_memory_bound = sizeof(typename Weight::Block) * 5 > Weight::block * 4;
 
-/// Two tokens or more, by rows.
+/// The prefetch of products by rows with two tokens or more.
 constexpr Access few_tokens_access = {Hint::t1, dot_rows > 1, (dot_rows > 1 ? 16 : 8) << 10};
 
-/// Whether groups' offsets are added with their scales, all of a unit's at once, where that takes no shuffle.
+/// Whether the groups' offsets are added with their scales, a unit's at once, rather than as starting values:
+/// where a lane is a group that takes no shuffle.
 template <class Weight>
 constexpr bool offsets_apart = Weight::group == 16 && !Weight::has_min && __is_same(Acc, Scales);
 
-/// The starting values of 64 products, see Activations.
+/// The starting values of 64 products: the offsets of their groups, see Activations.
 template <class Weight>
 static inline auto start_at(const Activations& x, int64_t i) {
     const uint8_t* sums = x.sums + i * (64 / Weight::group * 4);
@@ -135,7 +135,7 @@ static inline auto start_at(const Activations& x, int64_t i) {
         return start_quarters(sums);
 }
 
-/// What the scales of a weight's unit u are to be multiplied with (its minima: with the sums).
+/// The factors of the weight scales of unit u: the scales of the activations (for minima: the sums).
 template <class Weight>
 static inline Scales scales_of_unit(const Activations& x, int64_t u) {
     const uint8_t* scales = x.scales + u * (Weight::unit / 32 * 4);
@@ -147,8 +147,8 @@ static inline Scales scales_of_unit(const Activations& x, int64_t u) {
         return load_each_twice(scales);
 }
 
-/// Rows, R at a time, times T tokens: a row's codes and scales are unpacked once for all of them. Inlined
-/// where there are two of them, one token of Q8_0 took 1.17 times as long (g++ 12).
+/// Rows, R at a time, times T tokens; codes and scales of a row are unpacked once for all tokens. Inlined at
+/// both calls, one token of Q8_0 took 1.17 times as long (g++ 12).
 template <class Weight, int R, int T>
 [[gnu::noinline]] static void row_product(const uint8_t* w, size_t w_stride, int64_t n_rows, const uint8_t* x,
                                           size_t x_stride, int64_t k, float* out, size_t out_stride,
@@ -179,7 +179,7 @@ template <class Weight, int R, int T>
                         acc[r][t] = fma(to_acc(load_codes(token(t).sums + 64 * u)), scales[r][t], acc[r][t]);
                 }
             }
-            decltype(start_at<Weight>(first, 0)) pending[R][T];  // of even steps, where joins_steps
+            decltype(start_at<Weight>(first, 0)) pending[R][T];  // sums of even steps, where joins_steps
 #pragma GCC unroll 4
             for (int j = 0; j < steps; ++j) {
                 Codes of_rows[R];
@@ -213,14 +213,14 @@ template <class Weight, int R, int T>
 using RowProduct = void (*)(const uint8_t* w, size_t w_stride, int64_t n_rows, const uint8_t* x,
                             size_t x_stride, int64_t k, float* out, size_t out_stride, Access access);
 
-/// Rows [first, n_rows), R at a time, times tokens, two at a time where reading is the limit with two as
-/// well; returns the row it ended at. Of more tokens these are the few rows that are left of whole panels.
+/// Rows [first, n_rows), R at a time, times tokens, two tokens at a time where memory is the limit with two
+/// as well; returns the first row that is left. With more tokens these are the rows that whole panels leave.
 template <class Weight, int R>
 static int64_t product_by_rows(const uint8_t* w, size_t w_stride, int64_t first, int64_t n_rows,
                                const uint8_t* x, size_t x_stride, int64_t n_tokens, int64_t k, float* out,
                                size_t out_stride, Access access) {
     constexpr int max_tile =
-        is_memory_bound<Weight> && R == dot_rows ? 2 : 1;  // else the few rows that are left
+        is_memory_bound<Weight> && R == dot_rows ? 2 : 1;  // R < dot_rows: the last few rows
     static constexpr RowProduct tiles[] = {row_product<Weight, R, 1>, row_product<Weight, R, max_tile>};
     const int64_t n_tiles = (n_tokens + max_tile - 1) / max_tile;
     const int64_t end_row = n_rows - (n_rows - first) % R, step = n_tiles == 1 ? end_row - first : R;

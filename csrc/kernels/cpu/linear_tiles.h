@@ -1,8 +1,8 @@
-// Products with many tokens where the processor multiplies tiles of bf16, see tiles.h. A panel of rows is
-// unpacked once for all tokens. Of quantised weights, and of the activations beside them, the nearest bf16 is
-// taken: at most 1 / 256 of each away, where codes of eight bits are up to 1 / 254 of the largest of 32 away.
-// F16 weights and what stands beside floats are two bf16, of which the second has what the first leaves: 16
-// bits, and three products.
+// Products with many tokens by AMX tiles of bf16, see tiles.h. A panel of rows is unpacked once for all
+// tokens. Quantised weights and their activations are rounded to bf16, with an error of at most 1/256 of each
+// value; int8 activations err by up to 1/254 of the largest of 32. F16 weights, and activations of F16 and
+// BF16 weights, are split into two bf16 (the value rounded, and its rounding error): 16 bits, for three
+// products.
 #pragma once
 
 #include "kernels/cpu/linear_quant.h"
@@ -11,11 +11,11 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-constexpr int64_t tile_elements = tile_bytes / 2;  // of a row, that are multiplied at a time
+constexpr int64_t tile_elements = tile_bytes / 2;  // of a row in one tile
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/// The nearest bf16 to two vectors, element i of both side by side.
+/// Two vectors rounded to bf16, element i of both side by side.
 static inline __m512i bf16_pairs(Vec even, Vec odd) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
                                            7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -23,7 +23,7 @@ static inline __m512i bf16_pairs(Vec even, Vec odd) {
     return _mm512_permutexvar_epi16(order, both);
 }
 
-/// What bf16 `of` it leaves of a; 0 of infinities.
+/// The rounding error of a, whose bf16 is `of`; 0 for infinities.
 static inline Vec bf16_residual(Vec a, __m512i of) {
     const __m512 bf16 = _mm512_castsi512_ps(of);
     return {_mm512_maskz_sub_ps(_mm512_cmp_ps_mask(a.v, bf16, _CMP_NEQ_UQ), a.v, bf16)};
@@ -35,7 +35,8 @@ static inline Vec residual_of_odd(Vec a, __m512i pairs) {
     return bf16_residual(a, _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
-/// A packed row of k activations, zeros to a multiple of 32: as bf16, then (planes = 2) what that leaves.
+/// A packed row of k activations, padded with zeros to a multiple of 32: as bf16, then (planes = 2) the
+/// rounding errors as bf16.
 static inline int64_t tile_padded(int64_t k) { return (k + tile_elements - 1) & -tile_elements; }
 
 template <int planes>
@@ -59,7 +60,8 @@ static void tile_pack(const float* x, int64_t k, void* out) {
     }
 }
 
-/// The elements of 16 rows as tiles one behind the other, a lane being a row; the second plane further.
+/// Where 16 rows go as tiles, one after another, a lane for each row; the second plane is `plane` bytes
+/// further.
 struct TileColumn {
     uint8_t* to;
     size_t plane;
@@ -67,7 +69,7 @@ struct TileColumn {
     uint8_t* pair(int64_t p) const { return to + p * tile_bytes; }
 };
 
-/// What unpack() feeds, of one block.
+/// The sink of unpack(): dequantises one block to bf16.
 template <class Weight>
 struct TileCodes {
     TileColumn to;
@@ -89,7 +91,7 @@ struct TileCodes {
     }
 };
 
-/// How 16 rows of a type become tiles: n elements, a multiple of 32.
+/// Converts n elements (a multiple of 32) of 16 rows to tiles.
 using FillTiles = void (*)(const RowsAt& from, int64_t n, TileColumn to);
 
 template <class Weight>
@@ -125,17 +127,17 @@ static void fill_from_bf16(const RowsAt& from, int64_t n, TileColumn to) {
     }
 }
 
-/// How the rows of a type lie in memory, and become tiles.
+/// The layout of the rows of a type, and their conversion to tiles.
 struct TileSource {
     FillTiles fill;
-    int64_t block, block_bytes, interleaved;  // so many rows side by side, or 1
+    int64_t block, block_bytes, interleaved;  // interleaved: rows side by side, or 1
 
     int64_t bytes(int64_t n) const { return n / block * block_bytes; }
-    /// Where element i of the first of such rows is.
+    /// The offset of element i in the first of `interleaved` rows.
     int64_t offset(int64_t i) const { return interleaved * bytes(i); }
 };
 
-/// Up to 32 rows of up to 256 elements.
+/// Up to 32 rows of up to 256 elements as tiles.
 template <int planes>
 struct TilePanel {
     static constexpr int64_t elements = 256, rows = 2 * tile_rows;
@@ -143,7 +145,7 @@ struct TilePanel {
 
     alignas(64) uint8_t at[planes * plane];
 
-    /// Elements [0, n) of n_rows rows, zeros to a multiple of 32.
+    /// Converts elements [0, n) of n_rows rows, padded with zeros to a multiple of 32.
     void fill(const TileSource& source, const uint8_t* w, size_t w_stride, int64_t n_rows, int64_t n) {
         for (int64_t r = 0; r < n_rows; r += tile_rows) {
             const TileColumn to{at + r / tile_rows * column, plane};
@@ -158,7 +160,7 @@ struct TilePanel {
   private:
     static void fill_part(const TileSource& source, const RowsAt& from, int64_t n_rows, int64_t n,
                           TileColumn to) {
-        constexpr size_t stride = 2 * elements + 64;  // of F16, than which no row here is longer
+        constexpr size_t stride = 2 * elements + 64;  // of F16, the widest type
         alignas(64) uint8_t copy[tile_rows * stride] = {};
         for (int64_t r = 0; r < n_rows; ++r)
             memcpy(copy + r * stride, from(static_cast<int>(r)), static_cast<size_t>(source.bytes(n)));
@@ -166,13 +168,13 @@ struct TilePanel {
     }
 };
 
-/// Tiles 0 to 3: sums of 16 tokens for 16 rows. 4, 5: activations of tokens. 6, 7: weights of rows.
+/// The tile registers. 0 to 3: sums of 16 tokens for 16 rows each. 4, 5: activations. 6, 7: weights.
 template <class Tiles>
 class TileProducts {
   public:
     ~TileProducts() { Tiles::release(); }
 
-    /// For so many tokens and rows, up to 32 of each.
+    /// Configures the tiles for up to 32 tokens and 32 rows.
     void shape(int64_t tokens, int64_t rows) {
         if (tokens == tokens_ && rows == rows_) return;
         tokens_ = tokens;
@@ -195,8 +197,7 @@ class TileProducts {
         Tiles::shape(shapes);
     }
 
-    /// sums [token][32] (+)= the first `steps` times 32 elements of the panel times the tokens; strides in
-    /// bytes.
+    /// sums[token][32] (+)= the first `steps` * 32 elements of the panel times the tokens; strides in bytes.
     template <int planes, int x_planes>
     void add(const TilePanel<planes>& panel, const uint8_t* x, size_t x_stride, size_t x_plane, int64_t steps,
              bool accumulate, float* sums) const {
@@ -211,7 +212,7 @@ class TileProducts {
             rows_ > tile_rows ? with(One{}, Two{}) : with(One{}, One{});
     }
 
-    /// Of T * 16 tokens and R * 16 rows.
+    /// One step of 32 elements: T * 16 tokens times R * 16 rows.
     template <int T, int R>
     static void multiply() {
         Tiles::template multiply<0, 4, 6>();
@@ -240,7 +241,7 @@ class TileProducts {
     static void add_tiles(const TilePanel<planes>& panel, const uint8_t* x, size_t x_stride, size_t x_plane,
                           int64_t steps, bool accumulate, float* sums) {
         constexpr size_t stride = 2 * tile_bytes;
-        const auto each_sum = [&](auto&& with) {  // its number, and where it belongs
+        const auto each_sum = [&](auto&& with) {  // its number, its address
             with(Number<0>{}, sums);
             if constexpr (T == 2) with(Number<1>{}, sums + tile_rows * stride / 4);
             if constexpr (R == 2) with(Number<2>{}, sums + tile_rows);
@@ -272,8 +273,8 @@ class TileProducts {
     int64_t tokens_ = 0, rows_ = 0;
 };
 
-/// The sums of a block of tokens for a block of rows, 32 rows side by side: where they belong, tokens are as
-/// far apart as pages, often a power of two.
+/// Sums of a block of tokens and rows, 32 rows side by side. In the output tokens are pages apart, often a
+/// power of two, and would compete for the same cache sets.
 struct TileSums {
     static constexpr int64_t tokens = 512, rows = 128, columns = 2 * tile_rows;
 
@@ -292,10 +293,10 @@ struct TileSums {
     }
 };
 
-/// A product: rows of a type, of k elements each, times tokens.
+/// A product of n_rows rows of k elements with n_tokens tokens.
 struct TileWork {
     TileSource source;
-    const uint8_t *w, *next;  // next: what is unpacked after these rows
+    const uint8_t *w, *next;  // next: the rows that are unpacked after these
     size_t w_stride;
     int64_t n_rows;
     const uint8_t* x;
@@ -305,7 +306,7 @@ struct TileWork {
     size_t out_stride;
 };
 
-/// A panel from element `first` on times all tokens of a block, while what follows is called for.
+/// A panel from element `first` on times a block of tokens, while the next panel is prefetched.
 template <int planes, int x_planes, class Tiles>
 static void tile_panel_product(const TilePanel<planes>& panel, TileProducts<Tiles>* products,
                                const TileWork& work, int64_t first, float (*sums)[TileSums::columns]) {
@@ -337,7 +338,7 @@ static void tile_product(const TileWork& all) {
         work.n_tokens = least(all.n_tokens - token, sums.tokens);
         for (int64_t row = 0; row < all.n_rows; row += sums.rows) {
             const int64_t rows = least(all.n_rows - row, sums.rows);
-            // A panel's width of the activations stays in the cache, and the sums do.
+            // One panel's width of the activations and the sums stay in the cache.
             for (int64_t first = 0; first < all.k; first += Panel::elements) {
                 for (int64_t r = 0; r < rows; r += Panel::rows) {
                     work.w = all.w + (row + r) * all.w_stride;

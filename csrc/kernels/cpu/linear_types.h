@@ -1,8 +1,8 @@
-// The quantised weight types with a product of their own, as: element = scale * (code - offset), or
-// scale * code - min. A unit is what is multiplied at a time: 256 elements, or unit_blocks blocks of 32; a
-// group has one scale. codes(blocks, j): the unit's elements 64 j ... 64 j + 63; scales(): all of the unit's
-// groups. max_code: the largest, where it is less than 63. is_rare, or is_rare_alone where rows lie
-// side by side if they are whole sixteens: see linear_quant.h.
+// The quantised weight types that have kernels: element = scale * (code - offset), or scale * code - min.
+// "Code" is the stored integer. A unit is what is multiplied at a time: 256 elements, or unit_blocks blocks
+// of 32; a group shares one scale. codes(blocks, j): elements 64 j ... 64 j + 63 of the unit; scales(): of
+// all groups of the unit. max_code: the largest code, where that is less than 63. is_wide: codes use all 8
+// bits, signed. is_rare, is_rare_alone (only where the type has interleaved rows too): see linear_quant.h.
 #pragma once
 
 #include "kernels/cpu/blocks_grid.h"
@@ -61,7 +61,7 @@ struct WeightQ6_K {
     static Scales scales(const Block* b) { return sixteen_scales(b->scales, b->d); }
 };
 
-// Codes that stand for other numbers: looked up, as wide ones or with their offset.
+// Types whose codes index a table of values, which are used as wide codes or with an offset.
 
 struct WeightIQ4_NL {
     using Block = BlockIQ4_NL;
@@ -96,8 +96,8 @@ struct WeightMXFP4 {
     static Scales scales(const Block* b) { return powers_apart(&b->exponent, sizeof *b); }
 };
 
-/// Small numbers, raised by the largest, are codes below 64; what is taken away again afterwards is then no
-/// more than they are themselves, and rounds no more.
+/// The table of a type, biased by its largest value where that keeps all codes below 64. The correction is
+/// then no larger than the values themselves, and adds no rounding error.
 template <class Values>
 struct BiasedValues {
     static constexpr int most = Values::values[7], bias = most < 32 ? most : 0;
@@ -136,7 +136,7 @@ struct WeightTQ2_0 {
     static Scales scales(const Block* b) { return eight_signed(0x0101010101010101, b->d); }
 };
 
-// Held interleaved alone, see kernels/cpu/interleave.h: what has no products of single rows.
+// Types that are only held interleaved (kernels/cpu/interleave.h) and have no kernel for single rows.
 
 struct WeightQ4_1 {
     using Block = BlockQ4_1;

@@ -1,6 +1,5 @@
-// Blocks of `lanes` rows, unpacked side by side. Words of four bytes are transposed as they are stored, so
-// that a lane is a row, and then taken apart all at once: for codes of four bits that is half the
-// transposing.
+// Unpacks blocks of `lanes` rows side by side. Words of four bytes are transposed as stored, so that a lane
+// is a row, and then split into codes in all lanes at once: for 4-bit codes that is half the transposing.
 #pragma once
 
 #include "kernels/cpu/interleave.h"
@@ -8,12 +7,12 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// Where a block of `lanes` of 16 interleaved rows is: words side by side, then what is no whole word.
+/// A block of `lanes` of 16 interleaved rows: 32-bit words side by side, then the bytes that fill no word.
 struct InterleavedAt {
     const uint8_t *words, *tail;
 };
 
-/// Block number b of the rows [row, row + lanes).
+/// Block b of the rows [row, row + lanes).
 template <class Weight>
 static inline auto blocks_at(const uint8_t* w, size_t w_stride, int64_t row, int64_t b) {
     constexpr int64_t bytes = sizeof(typename Weight::Block);
@@ -26,7 +25,7 @@ static inline auto blocks_at(const uint8_t* w, size_t w_stride, int64_t row, int
     }
 }
 
-/// As four and four.
+/// N words, four at a time.
 template <int N>
 static inline void load_words(const RowsAt& row, int at, Words (&to)[N]) {
     for (int i = 0; i < N; i += 4) {
@@ -37,7 +36,7 @@ static inline void load_words(const RowsAt& row, int at, Words (&to)[N]) {
     }
 }
 
-// Of interleaved rows, words that begin at byte `at` of a block, which what is no word may precede.
+// Interleaved rows: `at` is the byte in a block without its tail, rounded down to a word.
 static inline Words load_word(const InterleavedAt& rows, int at) {
     Words w;
     memcpy(&w, rows.words + at / 4 * (4 * kInterleavedRows), sizeof w);
@@ -49,7 +48,7 @@ static inline void load_words(const InterleavedAt& rows, int at, Words (&to)[N])
     for (int i = 0; i < N; ++i) to[i] = load_word(rows, at + 4 * i);
 }
 
-/// The one half beside a block's words, which is its first or its last.
+/// The f16 scale d, which is first or last in a block and fills no word.
 template <class Block>
 static inline Vec load_d(const RowsAt& rows) {
     constexpr bool is_first = __builtin_offsetof(Block, d) == 0;
@@ -60,7 +59,7 @@ static inline Vec load_d(const InterleavedAt& rows) {
     return load(reinterpret_cast<const Half*>(rows.tail));
 }
 
-/// The one byte beside a block's words, as byte 0 of a word.
+/// The exponent byte, which fills no word, as byte 0 of a word.
 static inline Words load_exponents(const RowsAt& rows) { return load_word(rows, 0); }
 static inline Words load_exponents(const InterleavedAt& rows) {
     uint32_t bytes[lanes];
@@ -70,7 +69,7 @@ static inline Words load_exponents(const InterleavedAt& rows) {
     return w;
 }
 
-/// Fields of all words.
+/// The same bit field of all bytes of eight words.
 static inline void fields(const Words (&from)[8], int shift, int mask, Words (&to)[8]) {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) to[i] = field(from[i], shift, mask);
@@ -80,9 +79,9 @@ static inline void insert_high_fields(const Words (&from)[8], int shift, int mas
     for (int i = 0; i < 8; ++i) to[i] = insert_high(to[i], field(from[i], shift, mask));
 }
 
-// unpack(from, block type, to), of the same block of `lanes` rows, calls to.scale(group, Vec) and
-// to.minimum(group, Vec) for the groups of a block, and to.fours(first, Words[8]) for 32 codes of each row:
-// fours of them, from number `first` of the block on.
+// unpack(from, block type, to) unpacks the same block of `lanes` rows. It calls to.scale(group, Vec) and
+// to.minimum(group, Vec) for each group, and to.quads(first, Words[8]) for each 32 codes of a row: 8 quads (4
+// codes in a word), from number `first` of the block on.
 
 template <class From, class To>
 static inline void unpack(const From& from, const BlockQ8_0*, To& to) {
@@ -94,7 +93,7 @@ static inline void unpack(const From& from, const BlockQ8_0*, To& to) {
     to.quads(0, codes);
 }
 
-/// 32 nibbles from byte `at` of the rows on, as fours from number `first` on: what `code` makes of them.
+/// 32 nibbles from byte `at` on, as quads from number `first` on; `code` maps nibbles to codes.
 template <class From, class To, class Code>
 static inline void unpack_nibbles(const From& from, int at, int first, const Code& code, To& to) {
     Words codes[4], quads[8];
@@ -165,10 +164,10 @@ static inline void unpack(const From& from, const BlockTQ2_0*, To& to) {
     }
 }
 
-/// Q4_K's and Q5_K's 8 scales and minima of six bits.
+/// The 8 scales and minima of Q4_K and Q5_K, six bits each.
 template <class From, class To>
 static inline void unpack_six_bits(const From& from, To& to) {
-    Words head[4];  // d and dmin, then a, b, c
+    Words head[4];  // d and dmin, then 12 bytes of six-bit fields
     load_words(from, 0, head);
     const Vec d = half_of(head[0], 0), dmin = half_of(head[0], 1);
     const Words scales[2] = {field(head[1], 0, 63), insert_high(field(head[3], 0, 15), field(head[1], 6, 3))};
@@ -233,9 +232,9 @@ static inline void unpack(const From& from, const BlockQ6_K*, To& to) {
     }
 }
 
-// Types that are held interleaved alone.
+// Types that are only held interleaved.
 
-/// 32 nibbles with fifth bits above them: bit q of byte b of `high` is that of element 4 q + b.
+/// 32 nibbles and their fifth bits: bit q of byte b of `high` belongs to element 4 q + b.
 template <class From, class To>
 static inline void unpack_five_bits(const From& from, int at, To& to) {
     Words high[8], quads[8], codes[4];
@@ -253,7 +252,7 @@ static inline void unpack(const From& from, const BlockQ5_0*, To& to) {
     unpack_five_bits(from, 2, to);
 }
 
-/// d and m before blocks of 32.
+/// d and m at the start of blocks of 32.
 template <class From, class To>
 static inline void unpack_scale_and_minimum(const From& from, To& to) {
     const Words head = load_word(from, 0);
@@ -296,7 +295,8 @@ static inline void unpack(const From& from, const BlockQ2_K*, To& to) {
     }
 }
 
-/// Codes of 32 elements each: six times two of three bits in a byte; of the last two, bits are above them.
+/// Three planes of 32 bytes. Each byte has two 3-bit codes (6 sets of 32 elements); the upper two bits of a
+/// byte hold the codes of the last two sets, split over the planes (join_high_bits in interleave.cpp).
 template <class From, class To>
 static inline void unpack(const From& from, const BlockQ3_K*, To& to) {
     const Words low[2] = {load_word(from, 96), load_word(from, 100)}, upper = load_word(from, 104);
@@ -324,8 +324,8 @@ static inline void unpack(const From& from, const BlockQ3_K*, To& to) {
     }
 }
 
-/// Asks for memory in the order of its addresses, which it reads much faster than pieces of many rows: evenly
-/// while something else is worked on. For the second level: it is further ahead than the first one holds.
+/// Prefetches memory in the order of addresses, which is read much faster than pieces of many rows, evenly
+/// during other work. Into L2: it is further ahead than L1 holds.
 struct SequentialPrefetch {
     const uint8_t *next, *upto;
     Hint hint = Hint::t1;

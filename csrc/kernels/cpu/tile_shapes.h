@@ -1,4 +1,4 @@
-// Tiles of up to 16 rows of 64 bytes: eight of them, by number.
+// AMX has 8 tile registers of up to 16 rows of 64 bytes.
 #pragma once
 
 #include <stddef.h>
@@ -8,7 +8,7 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 constexpr int tile_rows = 16, tile_bytes = 64;
 
-/// How much of each tile is in use, as ldtilecfg reads it.
+/// The operand of ldtilecfg: rows and bytes of a row that each tile uses.
 struct alignas(64) TileShapes {
     uint8_t palette = 1, start_row = 0, unused[14] = {};
     uint16_t row_bytes[16] = {};

@@ -1,11 +1,12 @@
-// Tiles as a processor with AMX multiplies them.
+// The AMX instructions. tiles_emulated.h has the same interface.
 #pragma once
 
 #include "kernels/cpu/tile_shapes.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// Those of this thread. shape() makes all of them zeros; release() lets the system forget them.
+/// The tile registers of this thread. shape() configures and zeroes them; release() frees the state, so that
+/// context switches need not save it.
 struct Tiles {
     static void shape(const TileShapes& shapes) { asm volatile("ldtilecfg %0" : : "m"(shapes)); }
     static void release() { asm volatile("tilerelease"); }
@@ -14,7 +15,7 @@ struct Tiles {
     static void zero() {
         asm volatile("tilezero %%tmm%c0" : : "i"(to));
     }
-    /// Rows `stride` bytes apart.
+    /// Rows are `stride` bytes apart.
     template <int to>
     static void load(const void* from, size_t stride) {
         asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(to) : "memory");

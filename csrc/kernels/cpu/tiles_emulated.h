@@ -48,7 +48,8 @@ struct Tiles {
     }
 
   private:
-    /// 0 of a tile whose shape was not said, or was forgotten: what is done with it then changes nothing.
+    /// 0 if the tile was not configured, or was released: operations on it then change nothing, and a test
+    /// fails.
     static int rows(int tile) { return state.shapes.palette == 1 ? state.shapes.rows[tile] : 0; }
     static size_t bytes(int tile) { return state.shapes.row_bytes[tile]; }
     static float at(int tile, int row, int column) {
