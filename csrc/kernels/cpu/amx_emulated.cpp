@@ -1,4 +1,4 @@
-// AMX as tiles_emulated.h has it, for dispatch_x86.cpp.
+// The instruction set amx_emulated for dispatch_x86.cpp: AMX by tiles_emulated.h.
 #include "kernels/cpu/isa_of.h"
 
 namespace slimrt::cpu {

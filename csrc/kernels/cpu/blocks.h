@@ -1,5 +1,5 @@
-// How GGUF stores a block of quantised weights, and how an element follows from it. Everything is bytes, so
-// that a block may lie at any address; numbers are little endian.
+// The block formats of quantised weights in GGUF, and how an element follows from a code. All members are
+// bytes, so that a block may be at any address; numbers are little endian.
 #pragma once
 
 #include "kernels/cpu/dot.h"
@@ -24,7 +24,7 @@ static inline uint16_t u16_at(const void* p) {
     return u;
 }
 
-/// The largest of n magnitudes, as integers order them: infinity, or NaN, if there is one.
+/// The largest of n magnitudes, compared as integers: infinity, or NaN, if there is one.
 static inline float largest(const float* x, int64_t n) {
     uint32_t high = 0;
     for (int64_t i = 0; i < n; ++i) {
@@ -34,19 +34,19 @@ static inline float largest(const float* x, int64_t n) {
     return f32_at(&high);
 }
 
-/// For |x| < 2^22: adding 1.5 * 2^23 pushes the fraction out, and leaves the integer in the low bits.
+/// Rounds to an integer, for |x| < 2^22: adding 1.5 * 2^23 leaves the integer in the low bits.
 static inline int32_t nearest_even(float x) {
     const float magic = 0x1.8p23f, shifted = x + magic;
     return static_cast<int32_t>(u32_at(&shifted) - u32_at(&magic));
 }
 
-/// A 16-bit float stored at any address, used as a number.
+/// An f16 at any address that converts to float.
 struct Scale {
     uint8_t bytes[2];
     operator float() const { return half_to_float(u16_at(bytes)); }
 };
 
-// Blocks of 32. Nibble i of `codes`: element i low, element i + 16 high.
+// Blocks of 32. Byte i of `codes`: element i in the low nibble, element i + 16 in the high one.
 
 struct BlockQ4_0 {  // d * (code - 8)
     Scale d;
@@ -77,14 +77,14 @@ struct BlockMXFP4 {  // 2^(exponent - 128) * (codes_fp4[code] - 12)
     uint8_t exponent, codes[16];
 };
 
-/// What codes of IQ4 stand for: dense about 0.
+/// The codebook of IQ4: non-uniform, dense about 0.
 alignas(16) static constexpr int8_t values_iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                       1,    13,   25,  38,  53,  69,  89,  113};
-/// What FP4 (e2m1: a sign, two bits of exponent, one of mantissa) stands for, twice that, and 12 more.
+/// The values of FP4 (e2m1: sign, two bits of exponent, one of mantissa), doubled to be integers, plus 12.
 alignas(16) static constexpr int8_t codes_fp4[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                                      12, 11, 10, 9,  8,  6,  4,  0};
 
-// Blocks of 256, in groups of 16 or 32 elements that have a scale (and a minimum) of their own.
+// Blocks of 256, in groups of 16 or 32 elements with a scale (and a minimum) each.
 
 struct BlockQ2_K {                  // groups of 16: d * (scale & 15) * code - dmin * (scale >> 4)
     uint8_t scales[16], codes[64];  // four elements, 32 apart, in a byte
@@ -97,14 +97,14 @@ struct BlockQ3_K {                  // groups of 16: d * (scale - 32) * (code - 
 };
 struct BlockQ4_K {  // groups of 32: d * scale * code - dmin * min; see eight_scales
     Scale d, dmin;
-    uint8_t scales[12], codes[128];  // of every 32 bytes the low nibbles are a group, the high ones the next
+    uint8_t scales[12], codes[128];  // in every 32 bytes: low nibbles one group, high nibbles the next
 };
 struct BlockQ5_K {  // as Q4_K
     Scale d, dmin;
     uint8_t scales[12], high[32], codes[128];  // bit j of high[i]: fifth bit of element 32 j + i
 };
 struct BlockQ6_K {       // groups of 16: d * scale * (code - 32)
-    uint8_t codes[128];  // of every 64 bytes the low nibbles are 64 elements, the high ones the next 64
+    uint8_t codes[128];  // in every 64 bytes: low nibbles 64 elements, high nibbles the next 64
     uint8_t high[64];    // upper two bits: four elements, 32 apart, in a byte
     int8_t scales[16];
     Scale d;
@@ -112,7 +112,7 @@ struct BlockQ6_K {       // groups of 16: d * scale * (code - 32)
 
 struct BlockIQ4_XS {  // groups of 32: d * (scale - 32) * values_iq4[code]; see scales_iq4
     Scale d;
-    uint8_t high[2], low[4], codes[128];  // of every 16 bytes the nibbles are a group, as in IQ4_NL
+    uint8_t high[2], low[4], codes[128];  // every 16 bytes are a group, as in IQ4_NL
 };
 struct BlockTQ1_0 {  // d * (digit - 1); see digits_tq1
     uint8_t codes[48], last[4];
@@ -123,10 +123,10 @@ struct BlockTQ2_0 {     // d * (code - 1)
     Scale d;
 };
 
-/// Element i of a block of 32: low nibbles are the first half, high ones the second.
+/// Code i of a block of 32 nibbles: low nibbles are the first half, high ones the second.
 static inline int nibble(const uint8_t* codes, int i) { return codes[i % 16] >> (i < 16 ? 0 : 4) & 15; }
 
-/// Eight fields of so many bits, one to a byte.
+/// Spreads eight fields of `bits` bits to one byte each.
 template <int bits>
 static inline uint64_t spread(uint64_t fields) {
     constexpr uint64_t one = (1u << bits) - 1, two = (1u << 2 * bits) - 1, four = (1u << 4 * bits) - 1;
@@ -135,15 +135,16 @@ static inline uint64_t spread(uint64_t fields) {
     return (fields | fields << (8 - bits)) & one * 0x0101010101010101;
 }
 
-/// The 8 scales of IQ4_XS less 32, one to a byte: four bits of each, then the upper two.
+/// The 8 scales of IQ4_XS minus 32, one to a byte: low 4 bits, then upper two.
 static inline uint64_t scales_iq4(const BlockIQ4_XS& b) {
     constexpr uint64_t ones = 0x0101010101010101;
     const uint64_t codes = spread<4>(u32_at(b.low)) | spread<2>(u16_at(b.high)) << 4;
     return ((codes | 128 * ones) - 32 * ones) ^ 128 * ones;
 }
 
-/// Digits of base three, five (of the last bytes four) in a byte, which is their fraction of 3^5 times 256:
-/// three times that carries one out. Of the first 32 bytes all first digits, then all second ones.
+/// Ternary digits, five to a byte (of the last bytes four): the byte is their base-3 fraction times 256, so
+/// that multiplying by 3 carries the next digit out. First all first digits of 32 bytes, then all second
+/// ones, and so on.
 static inline void digits_tq1(const BlockTQ1_0& b, uint8_t digit[256]) {
     const auto some = [&](const uint8_t* from, int bytes, int digits) {
         for (int n = 0; n < digits; ++n) {

@@ -1,5 +1,6 @@
-// The types of GGUF whose codes are places in a grid, and the blocks of four-bit codes that they are laid out
-// as when they are loaded: a bit for the sign, three for one of up to eight magnitudes. Nothing is rounded.
+// The GGUF types IQ2 and IQ3, whose codes index a grid (a codebook of vectors), and the blocks of 4-bit codes
+// they are converted to when they are loaded: a sign bit and three bits for one of up to eight magnitudes.
+// Nothing is rounded.
 #pragma once
 
 #include "kernels/cpu/blocks.h"
@@ -7,7 +8,7 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-// What a code stands for, and what the block's d is to be multiplied with.
+// The value of each 4-bit code, and the factor of the block's d.
 
 struct ValuesIQ2 {
     alignas(16) static constexpr int8_t values[16] = {8,  25,  43,  43,  43,  43,  43,  43,
@@ -35,19 +36,19 @@ struct BlockOfCodes {  // groups of 16: d * unit * scale * values[code]
 struct BlockIQ2_XXS {
     using Repacked = BlockOfCodes<ValuesIQ2>;
     Scale d;
-    struct {  // of 32: four places, then seven bits for the signs of each eight, then four of scale
+    struct {  // of 32 elements: four grid indices, then 7 sign bits for each 8 elements, then 4 bits of scale
         uint8_t indices[4], signs[4];
     } groups[8];
 };
 struct BlockIQ2_XS {
     using Repacked = BlockOfCodes<ValuesIQ2>;
     Scale d;
-    uint8_t indices[32][2], scales[8];  // nine bits, then seven for signs
+    uint8_t indices[32][2], scales[8];  // 9 bits of grid index, 7 sign bits
 };
 struct BlockIQ2_S {
     using Repacked = BlockOfCodes<ValuesIQ2>;
     Scale d;
-    uint8_t indices[32], signs[32], high[8], scales[8];  // high: two more bits of each place
+    uint8_t indices[32], signs[32], high[8], scales[8];  // high: two more bits of each index
 };
 struct BlockIQ3_XXS {
     using Repacked = BlockOfCodes<ValuesIQ3_XXS>;
@@ -57,20 +58,20 @@ struct BlockIQ3_XXS {
 struct BlockIQ3_S {
     using Repacked = BlockOfCodes<ValuesIQ3_S>;
     Scale d;
-    uint8_t indices[64], high[8], signs[32], scales[4];  // high: a ninth bit of each place
+    uint8_t indices[64], high[8], signs[32], scales[4];  // high: the ninth bit of each index
 };
 
-/// The signs of eight numbers from those of seven: their number is even.
+/// The eighth sign from the other seven: the number of minus signs is even.
 static inline int eight_signs(uint32_t seven) {
     seven &= 127;
     return static_cast<int>(seven | static_cast<uint32_t>(__builtin_popcount(seven) & 1) << 7);
 }
-/// s of 2 s + 1 at nibble i.
+/// The scale 2 s + 1, with s at nibble i.
 static inline int8_t odd_scale(const uint8_t* scales, int i) {
     return static_cast<int8_t>(2 * (scales[i / 2] >> i % 2 * 4 & 15) + 1);
 }
 
-/// Elements 8 i ... 8 i + 7, of zeros: their magnitudes, `bits` each, and their signs.
+/// Writes elements 8 i ... 8 i + 7, where zeros are: magnitudes of `bits` bits each, and signs.
 template <int bits, class Block>
 static inline void put_eight(Block* to, int i, uint32_t magnitudes, int signs) {
     uint8_t* const codes = to->codes + i / 4 * 16 + i % 2 * 8;
@@ -79,7 +80,7 @@ static inline void put_eight(Block* to, int i, uint32_t magnitudes, int signs) {
     eight |= (spread<bits>(magnitudes) | spread<1>(static_cast<uint64_t>(signs)) << 3) << i % 4 / 2 * 4;
     memcpy(codes, &eight, sizeof eight);
 }
-/// Two entries of a grid of four.
+/// Two grid entries of four magnitudes.
 static inline uint32_t two_fours(const uint16_t* grid, int first, int second) {
     return static_cast<uint32_t>(grid[first] | grid[second] << 12);
 }
@@ -120,7 +121,7 @@ static inline void repack_into(const BlockIQ3_S& b, BlockIQ3_S::Repacked* to) {
     }
 }
 
-/// The same numbers.
+/// A block with the same values.
 template <class Block>
 static inline typename Block::Repacked repacked(const Block& b) {
     typename Block::Repacked to = {};

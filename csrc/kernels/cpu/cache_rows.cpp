@@ -1,11 +1,11 @@
-// Heads of cache rows to and from their stored types (core/dtype.h). Compiled once per ISA.
+// Quantises and dequantises heads of cache rows (types: core/dtype.h). Compiled once per ISA.
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/stored.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-/// One whole group of each of n_rows rows, whose groups have their scales one after another.
+/// Dequantises one whole group of each of n_rows rows; the scales of a row are consecutive.
 template <int bits>
 void load_groups(const uint8_t* from, size_t from_stride, const ScaleAndMin* scales, int64_t groups,
                  int64_t n_rows, float* to, size_t to_stride) {
@@ -39,7 +39,7 @@ void load_few(const uint8_t* from, size_t from_stride, const ScaleAndMin* scales
     }
 }
 
-/// Rows of elements that are worth themselves, or (`scaled`) times the scale of their row.
+/// Rows of codes, times the scale of their row if `scaled`.
 template <class Code, bool scaled>
 void load_rows(const char* from, size_t from_stride, const float* scales, int64_t n_rows, int64_t n,
                float* to, size_t to_stride) {
@@ -57,7 +57,7 @@ void load_rows(const char* from, size_t from_stride, const float* scales, int64_
     }
 }
 
-/// The scales of channels one after another.
+/// Quantises n_rows rows with a scale for each channel (column).
 template <class Stored>
 void store_by_channel(const float* x, size_t x_stride, int64_t n_rows, int64_t dim, uint8_t* to,
                       size_t to_stride, uint8_t* scales) {

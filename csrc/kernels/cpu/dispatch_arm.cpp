@@ -14,7 +14,7 @@ extern const Isa table;
 namespace neon {
 extern const Isa table;
 }
-/// nullptr where it was left out: portable_isa.cpp, no_portable_isa.cpp.
+/// nullptr in builds without it: portable_isa.cpp, no_portable_isa.cpp.
 extern const Isa* const portable_isa;
 
 const Isa* const* supported_isas(int* n) {
@@ -23,7 +23,7 @@ const Isa* const* supported_isas(int* n) {
     static const int count = [] {
         const ArmFeatures cpu = arm_features();
         int found = 0;
-        // Others (Apple, Oryon) compute smmla no faster than sdot, or nobody has said that they do.
+        // On other cores (Apple, Oryon) smmla is not known to be faster than sdot.
         const bool best = cpu.i8mm && cpu.neoverse;
         if (best) isas[found++] = &i8mm;
         if (cpu.dotprod) isas[found++] = &neon_dot::table;

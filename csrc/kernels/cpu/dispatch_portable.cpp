@@ -1,4 +1,4 @@
-// Machines without kernels of their own.
+// The table of machines without kernels of their own.
 #include "kernels/cpu/isa.h"
 
 namespace slimrt::cpu {

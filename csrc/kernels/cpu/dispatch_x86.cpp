@@ -24,7 +24,7 @@ extern const Isa table;
 namespace portable {
 extern const Isa table;
 }
-/// nullptr in what is not built for tests: amx_emulated.cpp, no_amx_emulated.cpp.
+/// nullptr in builds without the emulator: amx_emulated.cpp, no_amx_emulated.cpp.
 const Isa* emulated_amx(const Isa& avx512);
 
 namespace {
@@ -33,8 +33,8 @@ bool is_16_bit_float(uint32_t type) {
     return type == static_cast<uint32_t>(DType::F16) || type == static_cast<uint32_t>(DType::BF16);
 }
 
-/// avx512, but one token's products with floats of 16 bits are avx2's: where 512 bits are executed in halves
-/// it takes longer to make 16 floats of them than twice 8 (Zen 4: 1.9 cycles for 16 products instead of 1.1).
+/// avx512, but products of one token with 16-bit floats are avx2's: where 512-bit instructions execute in two
+/// halves, converting 16 floats takes longer than twice 8 (Zen 4: 1.9 cycles for 16 products instead of 1.1).
 Isa avx512_in_halves() {
     std::vector<LinearKernel> own;
     for (const LinearKernel* kernel = avx512::table.linear; kernel->product; ++kernel) {

@@ -1,4 +1,4 @@
-// What dot_neon.h and dot_neon_dot.h share: all but the products.
+// What dot_neon.h and dot_neon_dot.h share: everything but the dot products.
 #pragma once
 
 namespace slimrt::cpu::SLIMRT_ISA {
@@ -27,7 +27,7 @@ static inline Codes load_halves(const void* p, const void* q) {
 }
 static inline Codes load_codes(const void* p) { return load_halves(p, static_cast<const uint8_t*>(p) + 32); }
 static inline Codes load_twice(const void* p) { return load_halves(p, p); }
-/// a >> shift & mask; where the shift leaves no other bits there is no mask.
+/// a >> shift & mask; no mask where the shift leaves no other bits.
 static inline uint8x16_t field(uint8x16_t a, int shift, int mask) {
     const uint8x16_t shifted = a >> static_cast<uint8_t>(shift);
     return mask == 255 >> shift ? shifted : shifted & static_cast<uint8_t>(mask);
@@ -36,14 +36,14 @@ static inline Codes load_nibbles(const void* p, const void* q) {
     const uint8x16_t a = load_bytes(p), b = load_bytes(q);
     return {{field(a, 0, 15), field(a, 4, 15), field(b, 0, 15), field(b, 4, 15)}};
 }
-/// Fields of codes that are still where they were, since above() has other places for them.
+/// Fields that are not shifted yet, since insert_high() wants them at other positions.
 struct Fields {
     Codes c;
     int shifts[2], mask;
 
     operator Codes() const { return {{at(0), at(1), at(2), at(3)}}; }
     uint8x16_t at(int i) const { return field(c.v[i], shifts[i / 2], mask); }
-    /// In bits 4 and up of `low`, whose bits there are 0 or to be replaced.
+    /// Puts the fields into bits 4 and up of `low`, whose bits there are 0 or to be replaced.
     uint8x16_t insert_high(uint8x16_t low, int i) const {
         const int up = 4 - shifts[i / 2];
         const uint8x16_t moved =
@@ -59,12 +59,12 @@ static inline Codes insert_high(const Codes& low, const Fields& high) {
              high.insert_high(low.v[3], 3)}};
 }
 
-/// Codes below 64 read the same as signed bytes.
+/// Both factors are signed: no zero point is needed, and codes below 64 are the same as signed bytes.
 constexpr int wide_offset = 0;
 static inline Codes wide(const Codes& c) { return c; }
 static inline int8x16_t as_signed(uint8x16_t a) { return vreinterpretq_s8_u8(a); }
 
-/// Sums start with this, as the integers of pack() do.
+/// Sums start with this, as the integers of pack() do, so that to_vec() needs no integer conversion.
 constexpr int32_t sum_bias = magic_bits;
 
 struct Scales {
@@ -102,7 +102,7 @@ static inline Scales eight_signed(uint64_t bytes, float d) {
     const int16x8_t codes = vmovl_s8(vcreate_s8(bytes));
     return {{to_floats(vget_low_s16(codes)) * splat(d), to_floats(vget_high_s16(codes)) * splat(d)}};
 }
-/// The codes of Q4_K's and Q5_K's 8 scales, then of their minima.
+/// The 6-bit scales (8), then minima (8), of Q4_K and Q5_K.
 static inline uint8x16_t load_six_bits(uint8x16_t head) {
     const uint8x16_t to_low = {4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15};
     const uint8x16_t to_high = {255, 255, 255, 255, 4, 5, 6, 7, 255, 255, 255, 255, 8, 9, 10, 11};
@@ -178,18 +178,18 @@ static inline Vec half_of(Words w, int i) {
     return {vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(low)))};
 }
 
-/// Here, not where it is used: g++ would keep what it is computed from, and copy that.
+/// Computes a here: g++ would otherwise keep its operands, and copy those.
 static inline Vec computed(Vec a) {
     asm("" : "+w"(a.v));
     return a;
 }
 
-/// What ByElement has but for the products of codes. Lanes of sums are rows.
+/// ByElement without the products of codes. Lanes of sums are rows.
 struct AnyByElement {
     static constexpr int n = 4, side_by_side = 4, tokens = 1;
     using Floats = Vec;
     static PanelCodes of_words(Words w) { return as_signed(w); }
-    /// Loaded each time: to copy a register takes one of the vector instructions that are the limit.
+    /// Loaded each time: copying a register takes a slot of the vector pipes, which are the bottleneck.
     static PanelSums start() {
         static constexpr int32_t first[4] = {sum_bias, sum_bias, sum_bias, sum_bias};
         PanelSums sums;

@@ -7,8 +7,8 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 constexpr int wide_offset = 0;
 static inline __m256i wide(__m256i w) { return w; }
-/// maddubs adds two products of an unsigned and a signed factor in 16 bits: codes below 64 cannot overflow,
-/// wide ones lend their sign to the activation.
+/// maddubs adds two products of an unsigned and a signed factor in 16 bits with saturation: codes below 64
+/// cannot overflow; wide ones give their sign to the activation.
 template <bool is_wide>
 static inline __m256i pairs_of(__m256i w, __m256i x) {
     return is_wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
@@ -19,7 +19,7 @@ template <bool is_wide>
 static inline __m256i dot_once(__m256i start, __m256i w, __m256i x) {
     return _mm256_add_epi32(start, sum_pairs(pairs_of<is_wide>(w, x)));
 }
-/// One of many: g++ would add them up as a tree, for which there are too few registers.
+/// Inline assembly: g++ would add many of these up as a tree, for which there are too few registers.
 template <bool is_wide>
 static inline __m256i dot(__m256i acc, __m256i w, __m256i x) {
     asm("vpaddd %1, %0, %0" : "+x"(acc) : "x"(sum_pairs(pairs_of<is_wide>(w, x))));

@@ -28,17 +28,17 @@ static inline Codes load_nibbles(const void* p, const void* q) {
     const Codes shifted = _mm512_srlv_epi64(both, _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0));
     return _mm512_and_si512(shifted, _mm512_set1_epi8(15));
 }
-/// The same for all bytes of a half.
+/// a in the first half, b in the second.
 static inline Codes in_halves(long long a, long long b) { return _mm512_set_epi64(b, b, b, b, a, a, a, a); }
-/// Fields of codes that are still where they were, since above() has other places for them.
+/// Fields that are not shifted yet, since insert_high() wants them at other positions.
 struct Fields {
     Codes c;
     int shifts[2], mask;
 
     Codes shifted() const { return _mm512_srlv_epi64(c, in_halves(shifts[0], shifts[1])); }
     operator Codes() const { return _mm512_and_si512(shifted(), _mm512_set1_epi8(static_cast<char>(mask))); }
-    /// In bits 4 and up, with others below: of fields four bits apart, which are kept, the other one goes
-    /// there.
+    /// The fields in bits 4 and up; insert_high() ignores the bits below. Fields four bits apart need one
+    /// mask: the one that is not wanted rotates into the low bits.
     Codes shifted_up() const {
         const auto kept = [&](int shift) {
             return static_cast<long long>(0x1111111111111111u * (static_cast<uint64_t>(mask) << shift % 4));
@@ -49,14 +49,14 @@ struct Fields {
     }
 };
 static inline Fields fields(Codes c, int shift0, int shift1, int mask) { return {c, {shift0, shift1}, mask}; }
-static inline Codes insert_high(Fields low, Fields high) {  // bits of low where a mask has ones, else of high
+static inline Codes insert_high(Fields low, Fields high) {  // selects bits 0-3 of low, bits 4-7 of high
     return _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), low.shifted(), high.shifted_up(), 0xca);
 }
 
-/// VNNI's first factor is unsigned.
+/// The first factor of vpdpbusd is unsigned: signed codes get the zero point 128.
 constexpr int wide_offset = 128;
 static inline Codes wide(Codes c) { return _mm512_xor_si512(c, _mm512_set1_epi8(-128)); }
-/// As instructions: of the intrinsics g++ 12 copies every sum to another register and back.
+/// Inline assembly: around the intrinsics g++ 12 copies every sum to another register and back.
 template <bool is_wide>
 static inline Sums dot(Sums acc, Codes w, Codes x) {
     asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(x));
@@ -144,7 +144,7 @@ using Words = __m512i;
 static inline Words insert_high(Words low, Words high) {
     return _mm512_or_si512(low, _mm512_slli_epi16(high, 4));
 }
-/// Of four rows in each part of 128 bits of a, b, c and d: words 0 to 3 of that part.
+/// a, b, c, d have four rows in each 128-bit lane: transposes words 0 to 3 within the lanes.
 static inline void transpose_parts(__m512i a, __m512i b, __m512i c, __m512i d, Words* to) {
     const __m512i low_ab = _mm512_unpacklo_epi32(a, b), low_cd = _mm512_unpacklo_epi32(c, d);
     const __m512i high_ab = _mm512_unpackhi_epi32(a, b), high_cd = _mm512_unpackhi_epi32(c, d);
@@ -163,7 +163,7 @@ static inline void load_words(const RowsAt& row, int at, Words (&to)[4]) {
 }
 static inline void load_words(const RowsAt& row, int at, Words (&to)[8]) {
     const auto parts = [&](int r) { return load_halves(row(r) + at, row(r + 4) + at); };
-    Words first[4], last[4];  // of rows 0 to 7, 8 to 15: words i and i + 4 in turn
+    Words first[4], last[4];  // of rows 0-7 and 8-15: words i and i + 4 alternate
     transpose_parts(parts(0), parts(1), parts(2), parts(3), first);
     transpose_parts(parts(8), parts(9), parts(10), parts(11), last);
     for (int i = 0; i < 4; ++i) {
@@ -206,7 +206,7 @@ static inline Vec half_of(Words w, int i) {
 struct ByElement {
     static constexpr int n = 1, side_by_side = 4, tokens = 1;
 
-    /// `volatile` keeps the order, in which no product waits for the one before.
+    /// `volatile` keeps the order of the source, in which no product waits for the previous one.
     template <bool is_wide>
     static PanelSums dot_quad(PanelSums acc, Words w, const void* p) {
         struct __attribute__((packed, may_alias)) Four {
@@ -231,7 +231,7 @@ struct Int16Products {
         return acc;
     }
     static Vec to_floats(Sums s) { return to_vec(s); }
-    /// Of 32 vectors, lane by lane: the largest absolute value, NaN being the largest.
+    /// Lane by lane the largest magnitude of 32 vectors; NaN counts as the largest.
     static Vec largest(const Vec* a) {
         const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
         __m512i most = _mm512_setzero_si512();

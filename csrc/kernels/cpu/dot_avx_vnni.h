@@ -5,7 +5,7 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// VNNI's first factor is unsigned.
+/// The first factor of vpdpbusd is unsigned: signed codes get the zero point 128.
 constexpr int wide_offset = 128;
 static inline __m256i wide(__m256i w) { return _mm256_xor_si256(w, _mm256_set1_epi8(-128)); }
 template <bool is_wide>

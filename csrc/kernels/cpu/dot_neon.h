@@ -1,11 +1,12 @@
-// dot.h for NEON as every AArch64 has it: products of 16 bits, two or four of which add up to no more.
+// dot.h for baseline NEON (ARMv8.0): 16-bit products, two or four of which are added without overflow.
 #pragma once
 
 #include "kernels/cpu/dot_arm.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// Of the halves of 64 products, two lanes each, or of their quarters; `start` has what is to be added.
+/// Sums of the halves of 64 products, two lanes each, or of their quarters. `start`: integers to be added at
+/// the end.
 struct HalfSums {
     int32x4_t v;
 };
@@ -21,7 +22,7 @@ static inline HalfSums zero_sums() { return {vdupq_n_s32(0)}; }
 static inline StartedHalves start_halves(const void* p) { return {zero_sums(), p}; }
 static inline QuarterSums start_quarters(const void* p) { return {vdupq_n_s32(0), p}; }
 
-/// Lane i: products i and i + 8, added to `sums`. Activations are above -128.
+/// Lane i: products i and i + 8. Activations are above -128, so that two products fit.
 static inline int16x8_t products(uint8x16_t w, uint8x16_t x) {
     const int16x8_t low = vmull_s8(vget_low_s8(as_signed(w)), vget_low_s8(as_signed(x)));
     return vmlal_high_s8(low, as_signed(w), as_signed(x));
@@ -41,7 +42,7 @@ static inline AnyHalves dot(AnyHalves sums, const Codes& w, const Codes& x) {
     sums.v = vpaddq_s32(half[0], half[1]);
     return sums;
 }
-/// Of codes below 64, signed ones too: four products are below 2^15.
+/// For groups of 16. Codes are below 64 in magnitude: four products are below 2^15.
 template <bool is_wide>
 static inline QuarterSums dot(QuarterSums sums, const Codes& w, const Codes& x) {
     int16x8_t quarter[4];
@@ -64,7 +65,7 @@ static inline PanelSums dot(PanelSums acc, PanelCodes w, PanelCodes x) {
     return add_quad_dots(acc, w, x);
 }
 
-/// Codes: the element goes to all lanes first.
+/// Codes: the element is broadcast first.
 struct ByElement : AnyByElement {
     using AnyByElement::load;
     using Codes = int32x4_t;

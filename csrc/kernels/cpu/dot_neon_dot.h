@@ -1,11 +1,11 @@
-// dot.h for NEON with the instructions for dot products of bytes.
+// dot.h for NEON with sdot (ARMv8.2 dotprod).
 #pragma once
 
 #include "kernels/cpu/dot_arm.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// Of the N parts of 64 products: four sums each, to be one; `start` has what is to be added then.
+/// Sums of the N parts of 64 products, four lanes each. `start`: integers to be added at the end.
 template <int N>
 struct PartSums {
     int32x4_t v[N];

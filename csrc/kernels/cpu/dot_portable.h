@@ -1,9 +1,9 @@
-// dot.h for any machine; the loops are such that compilers vectorise them.
+// dot.h for any machine, in loops that compilers vectorise.
 #pragma once
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// As in simd_portable.h, for one number.
+/// As from_half() in simd_portable.h, for one number.
 static inline float half_to_float(uint16_t h) {
     const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16,
                    magnitude = static_cast<uint32_t>(h & 0x7fff) << 13;
@@ -92,7 +92,7 @@ static inline Ints add_neighbours(Ints a, Ints b) {
     return __builtin_shufflevector(a, b, 0, 2, 4, 6) + __builtin_shufflevector(a, b, 1, 3, 5, 7);
 }
 
-/// Codes below 64 read the same as signed bytes.
+/// Both factors are signed: no zero point is needed, and codes below 64 are the same as signed bytes.
 constexpr int wide_offset = 0;
 static inline Codes wide(Codes c) { return c; }
 template <bool is_wide>
@@ -234,8 +234,8 @@ static inline Words load_table(const void* p) {
     memcpy(&w, p, sizeof w);
     return w;
 }
-/// By the steps from one number of the table to the next, as vectors: bytes one by one take ten times as
-/// long.
+/// Adds the steps from one table entry to the next where the code reaches them, in whole vectors: byte by
+/// byte takes ten times as long.
 static inline Words look_up(Words table, Words w) {
     Words found = Words{} + table[0];
     for (int i = 1; i < 16; ++i) {

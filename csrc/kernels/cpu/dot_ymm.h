@@ -1,4 +1,4 @@
-// dot.h for AVX2, FMA and F16C, but for how codes are multiplied.
+// dot.h for AVX2, FMA and F16C, but for the dot products (dot_avx2.h, dot_avx_vnni.h).
 #pragma once
 
 #include "kernels/cpu/dot_x86.h"
@@ -39,7 +39,7 @@ static inline __m256i field(__m256i c, int shift, int mask) {
                                       : _mm256_slli_epi16(c, -shift);
     return _mm256_and_si256(there, _mm256_set1_epi8(static_cast<char>(mask)));
 }
-/// Fields of codes that are still where they were, since above() has other places for them.
+/// Fields that are not shifted yet, since insert_high() wants them at other positions.
 struct Fields {
     Codes c;
     int shifts[2], mask;

@@ -1,12 +1,12 @@
-// Norms, rotation, activations and sums of rows. Compiled once per ISA.
+// Norms, RoPE, activations and sums of rows. Compiled once per ISA.
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/simd.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-/// Calls fn(i, load, store) for every vector of n elements: load(p) and store(p, v) take whole vectors, at
-/// the end the part that is left.
+/// fn(i, load, store) for every vector of n elements: load(p) and store(p, v) take whole vectors, and at the
+/// end the remainder.
 template <class Fn>
 inline void each_vector(int64_t n, const Fn& fn) {
     int64_t i = 0;
@@ -20,7 +20,7 @@ inline void each_vector(int64_t n, const Fn& fn) {
     fn(i, load_left, store_left);
 }
 
-/// Sum of fn over the elements of x, in four running vectors.
+/// The sum of fn(x) over n elements, in four vector accumulators.
 template <class Fn>
 inline float total(const float* x, int64_t n, const Fn& fn) {
     Vec part[4] = {splat(0), splat(0), splat(0), splat(0)};
@@ -30,7 +30,7 @@ inline float total(const float* x, int64_t n, const Fn& fn) {
     }
     for (; i + lanes <= n; i += lanes) part[0] = part[0] + fn(load(x + i));
     float rest = 0;
-    if (i < n) {  // fn of the zeros behind the end must not count
+    if (i < n) {  // fn(0) of the padding must not count
         float last[lanes];
         store(last, fn(load_part(x + i, n - i)));
         for (int64_t j = 0; j < n - i; ++j) rest += last[j];
@@ -67,8 +67,8 @@ Vec clamped_swish(Vec x) {
     return sigmoid_times(most, splat(1.702f) * most);
 }
 
-/// Calls fn with the activation of this number, so that it is inlined where fn uses it, and with what becomes
-/// of the factor that it gates. Numbers: backend.h.
+/// fn(activation, up): the activation with this number (backend.h), inlined where fn uses it, and the
+/// function applied to the factor it gates.
 template <class Fn>
 void with_activation(uint32_t kind, const Fn& fn) {
     const auto as_it_is = [](Vec up) { return up; };

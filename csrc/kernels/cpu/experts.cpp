@@ -1,5 +1,5 @@
-// Feed-forward networks of which each token takes a few. Pairs of a token and an expert are sorted by expert,
-// so that a weight is read once for all of its tokens, by the kernels that other products have.
+// Mixture of experts. Pairs of a token and an expert are sorted by expert, so that a weight is read once for
+// all of its tokens, by the same kernels as other products.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,7 +16,7 @@ constexpr size_t kCacheLine = 64;
 
 size_t lines(size_t bytes) { return chunks(int64_t(bytes), kCacheLine) * kCacheLine; }
 
-/// Parts of a workspace, one after another.
+/// Offsets of consecutive parts of a workspace, each in whole cache lines.
 class Parts {
   public:
     size_t take(size_t bytes) {
@@ -30,7 +30,7 @@ class Parts {
     size_t bytes_ = 0;
 };
 
-/// The best of the scores that are left, the first one of equals; scores that are no numbers come last.
+/// The index of the best score that is not taken, the first of equals; NaN scores come last.
 int best_of(std::span<const float> scores, const std::vector<bool>& taken) {
     int best = -1;
     for (int i = 0; i < int(taken.size()); ++i) {
@@ -55,7 +55,7 @@ std::vector<float> probabilities(const Router& router, std::span<const float> sc
     return p;
 }
 
-/// The best one's share among those that are left and near it (SparseMixer).
+/// The share of the best expert among those that are left and near it (SparseMixer).
 float share_among_near(float near, std::span<const float> scores, const std::vector<bool>& taken, int best) {
     const float high = scores[best];
     float sum = 0;
@@ -65,7 +65,7 @@ float share_among_near(float near, std::span<const float> scores, const std::vec
     return 1 / sum;
 }
 
-/// Which experts no token takes, being in other groups than those that are chosen.
+/// Group-limited routing (DeepSeek-V3): marks the experts outside the best groups.
 std::vector<bool> outside_groups(const Router& router, std::span<const float> by) {
     const size_t size = by.size() / router.groups;
     std::vector<float> of_group;
@@ -89,7 +89,8 @@ void CpuBackend::route(const Router& router, Tensor scores, Tensor bias, Tensor 
     each_row(scores.rows, scores.cols * ids.cols, [&](int64_t row, int) {
         const std::span<const float> s(scores.f32(row), size_t(scores.cols));
         const std::vector<float> p = probabilities(router, s);
-        std::vector<float> by(s.begin(), s.end());  // in the order of their softmax, of which some are equal
+        // Ordered as their softmax, where some may round to equal.
+        std::vector<float> by(s.begin(), s.end());
         if (router.sigmoid || bias)
             for (size_t i = 0; i < by.size(); ++i) by[i] = p[i] + (bias ? bias.f32()[i] : 0.0f);
         std::vector<bool> taken = outside_groups(router, by);
@@ -109,11 +110,11 @@ void CpuBackend::route(const Router& router, Tensor scores, Tensor bias, Tensor 
 struct CpuBackend::SortedPairs {
     struct Of {
         int expert;
-        int64_t first, n;  // places
+        int64_t first, n;  // positions in `pair`
     };
-    std::vector<int32_t> pair;   // at a place
-    std::vector<int32_t> place;  // of a pair
-    std::vector<Of> experts;     // that some token takes
+    std::vector<int32_t> pair;   // the pair at each position
+    std::vector<int32_t> place;  // the position of each pair
+    std::vector<Of> experts;     // those that some token takes
 
     SortedPairs(Tensor ids, int n_experts) : pair(ids.rows * ids.cols), place(pair.size()) {
         std::vector<int64_t> end(n_experts + 1);
@@ -126,10 +127,11 @@ struct CpuBackend::SortedPairs {
     }
 };
 
-/// out [pairs, rows of an expert], place by place, of x, of which the pair at a place has row pair / share.
+/// A product of all pairs: out [pairs, rows of an expert], in sorted order; the pair at a position reads row
+/// pair / share of x.
 struct CpuBackend::SortedProduct {
-    Tensor weight;  // from the first expert's rows on
-    int64_t step;   // rows to the next one's
+    Tensor weight;  // weight rows, from the first expert on
+    int64_t step;   // rows from one expert to the next
     Tensor x;
     int64_t share;
     Tensor out;
@@ -148,7 +150,7 @@ void CpuBackend::multiply_sorted(const SortedPairs& pairs, std::span<const Sorte
     struct Item {
         const SortedProduct* product;
         const SortedPairs::Of* of;
-        int64_t first, rows;  // of the expert
+        int64_t first, rows;  // rows of the expert
     };
     const int64_t k = products[0].weight.cols, rows = products[0].out.cols;
     const auto kernel_of = [&](const SortedProduct& p, const SortedPairs::Of& of) {
@@ -217,7 +219,7 @@ void CpuBackend::experts(Activation kind, const Experts& e, Tensor x, Tensor ids
     add_biases(gates, e.gate_bias);
     add_biases(ups, e.up_bias);
     gate(kind, gates, ups);
-    // By now rows are where their pair is sorted to.
+    // From here on rows are in sorted order.
     SortedPairs there = sorted;
     std::iota(there.pair.begin(), there.pair.end(), 0);
     const SortedProduct second[] = {{e.down, x.cols, gates, 1, outs, base + for_down}};

@@ -1,6 +1,6 @@
-// Cache rows of 2, 3 and 4 bits: an f16 scale and an f16 minimum for each 32 columns of a row, or for each
-// channel of some rows. Codes of 4 bits share their bytes with those half a group on; of 2 and 3 bits, they
-// follow one another from the lowest bit on. For the units compiled once per ISA.
+// Cache rows of 2, 3 and 4 bits: an f16 scale and an f16 minimum for each 32 columns of a row (a group), or
+// for each channel of a block of rows. 4-bit codes share a byte with the code half a group further; codes of
+// 2 and 3 bits are packed one after another from the lowest bit on. For the units compiled once per ISA.
 #pragma once
 
 #include "kernels/cpu/blocks.h"
@@ -8,7 +8,7 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-/// A column of a row of whole groups, as attention_tiles.h reads it.
+/// A column of a row of whole groups: the pointer type of attention_tiles.h for codes of few bits.
 template <int bits>
 struct CodeAt {
     const uint8_t* row;
@@ -21,10 +21,10 @@ static inline Vec load(CodeAt<bits> at) {
 }
 template <int bits>
 static inline Vec load_part(CodeAt<bits> at, int64_t) {
-    return load(at);  // there are no parts of a vector
+    return load(at);  // rows are whole groups: there is no partial vector
 }
 
-/// Vectors of a row from the first column of a group on.
+/// V vectors of a row, from the start of a group.
 template <int bits, int V>
 static inline void load_row(CodeAt<bits> from, Vec (&to)[V]) {
     if constexpr (loads_groups && V * lanes == 32) {
@@ -48,7 +48,7 @@ inline uint16_t half_of(float x) {
     return halves[0].bits;
 }
 
-/// The largest half not above x, the smallest not below.
+/// The largest f16 not above x, and the smallest not below.
 inline uint16_t half_below(float x) {
     const uint16_t h = half_of(x);
     if (!(half_to_float(h) > x)) return h;
@@ -66,7 +66,8 @@ struct StoredFew {
     using Code = void;
     static constexpr bool scaled = false, is_float = false;
     static constexpr int bits = n_bits;
-    static constexpr int64_t kGroup = 32;  // elements of a row with a scale of their own; the last has fewer
+    // Elements that share a scale; the last group of a row may have fewer.
+    static constexpr int64_t kGroup = 32;
     static constexpr int64_t kGroupBytes = kGroup / 8 * bits;
     struct Fit {
         uint16_t stored[2];  // a ScaleAndMin
@@ -80,7 +81,7 @@ struct StoredFew {
             low = x[i] < low ? x[i] : low;
             high = x[i] > high ? x[i] : high;
         }
-        // Rounded outwards, so that every element lies between minimum and minimum + kMaxCode scales.
+        // Both are rounded outwards, so that every element lies in [min, min + kMaxCode * scale].
         const uint16_t below = half_below(low);
         const float min = half_to_float(below);
         const uint16_t above = half_above((high - min) / kMaxCode);
@@ -91,7 +92,7 @@ struct StoredFew {
         return static_cast<uint8_t>(nearest_even(code < kMaxCode ? code : float(kMaxCode)));
     }
 
-    /// Column c of a row of dim. Writing: into zeros.
+    /// Column c of a row of dim. put() expects zeros there.
     static void put(uint8_t* row, int64_t c, int64_t dim, uint8_t code) {
         const auto [byte, shift] = place(c, dim);
         row[byte] |= static_cast<uint8_t>(code << shift);
@@ -127,7 +128,7 @@ struct StoredFew {
     }
 };
 
-/// Rows of whole groups `stride` bytes apart, as their codes.
+/// Rows of whole groups, `stride` bytes apart, whose elements load as codes.
 template <int bits>
 struct CodeRows {
     static constexpr bool packed = false, is_int8 = false;

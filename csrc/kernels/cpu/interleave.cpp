@@ -12,11 +12,11 @@ namespace {
 
 constexpr size_t kMaxBytes = 256;  // of a block
 
-/// A block's bits in the order in which they are taken apart side by side, and back.
+/// Reorders the bits of a block so that linear_unpack.h can unpack rows side by side, or undoes that.
 using Rearrange = void (*)(uint8_t* block);
 
-/// Bit i of 32 to bit i / 4 of byte i % 4, so that the fifth bits of four codes are in the same place of four
-/// bytes.
+/// Moves bit i of 32 to bit i / 4 of byte i % 4: the fifth bits of a quad of codes are then at the same
+/// position of its four bytes.
 template <size_t at>
 void spread_fifth_bits(uint8_t* block) {
     uint32_t bits, spread = 0;
@@ -32,8 +32,8 @@ void gather_fifth_bits(uint8_t* block) {
     std::memcpy(block + at, &bits, sizeof bits);
 }
 
-// Q3_K: of eight codes 32 elements apart, six are two to a byte, and the bits of the others above them
-// (linear_unpack.h); in GGUF third bits are by themselves (blocks.h).
+// Q3_K: GGUF stores the third bits apart (blocks.h). Here each byte has two whole codes of 3 bits for six of
+// eight sets of 32 elements; the codes of the last two sets are in the upper bits (linear_unpack.h).
 
 void join_high_bits(uint8_t* block) {
     uint8_t *const high = block, *const low = block + 32, joined[96];

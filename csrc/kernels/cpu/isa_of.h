@@ -1,4 +1,4 @@
-// An instruction set that has only products of its own.
+// Tables of instruction sets that differ from another only in products.
 #pragma once
 
 #include <deque>
@@ -8,10 +8,10 @@
 
 namespace slimrt::cpu {
 
-/// `base` with another name, whose own products come first.
+/// `base` under another name, with kernels of its own before those of `base`.
 inline Isa isa_of(const char* name, const Isa& base, const LinearKernel* own,
                   int64_t (*busy)(uint32_t type, int64_t rounds, float* out)) {
-    // Never destroyed: threads may be at work when a process ends.
+    // Never destroyed: threads may still run when a process exits.
     static auto& lists = *new std::deque<std::vector<LinearKernel>>;
     std::vector<LinearKernel>& linear = lists.emplace_back();
     for (const LinearKernel* const from : {own, base.linear}) {

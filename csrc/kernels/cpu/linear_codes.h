@@ -46,8 +46,8 @@ static void quant_product(const void* weights, size_t w_stride, int64_t n_rows, 
     if (n_tokens > max_few<Weight>)
         r = product_by_panels<Weight, panel_vectors, Ops>(w, w_stride, r, n_rows, x, x_stride, n_tokens, k,
                                                           out, out_stride);
-    if constexpr (max_few<Weight> >=
-                  min_few<Weight>) {  // few tokens: all rows; many: those left over by the panels
+    // Few tokens: all rows; many: those left over by the panels.
+    if constexpr (max_few<Weight> >= min_few<Weight>) {
         if (n_tokens >= min_few<Weight>)
             r += product_of_few<Weight>(w + r * w_stride, w_stride, n_rows - r, x, x_stride, n_tokens, k,
                                         out + r, out_stride, access);

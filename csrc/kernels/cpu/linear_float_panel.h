@@ -11,8 +11,8 @@ constexpr int float_panel_vectors = 2;
 // 8 of activations, where an instruction multiplies by an element of a vector (ARM).
 constexpr int float_panel_tokens = ByElement::n > 1 ? 8 : registers == 32 ? 12 : 5;
 constexpr int64_t float_panel_min = 48;  // with fewer tokens single rows are faster
-constexpr int64_t float_panel_block =
-    252;  // tokens whose activations (256 elements each) stay in the L2 cache
+/// Tokens whose activations (256 elements each) stay in the L2 cache.
+constexpr int64_t float_panel_block = 252;
 
 /// V * lanes rows of up to 256 elements, transposed: at[element][row].
 template <class Stored, int V>

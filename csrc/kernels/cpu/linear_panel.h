@@ -73,8 +73,8 @@ struct Panel {
     static constexpr int side_by_side = Ops::side_by_side;
 
     alignas(64) uint8_t codes[elements / side_by_side][rows][side_by_side];
-    alignas(64) float scales[groups * (Kind::has_min ? 2 : 1)]
-                            [rows * Ops::tokens];  // the minima follow the scales
+    // The minima follow the scales.
+    alignas(64) float scales[groups * (Kind::has_min ? 2 : 1)][rows * Ops::tokens];
 
     /// Unpacks n elements of the rows from `first_row` on, starting at a block; meanwhile `bytes` of the next
     /// rows are prefetched.

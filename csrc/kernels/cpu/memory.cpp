@@ -15,7 +15,7 @@ namespace slimrt::cpu {
 namespace {
 
 constexpr size_t kTouchChunk = size_t(8) << 20;  // bytes touched by one work item
-// Smaller allocations are not compared with the memory that is free: reading that takes longer.
+// Smaller allocations are not checked against free memory: reading that takes longer.
 constexpr size_t kUnchecked = size_t(1) << 20;
 
 std::string mebibytes(uint64_t bytes) { return concat((bytes + (1 << 20) - 1) >> 20, " MiB"); }

@@ -14,7 +14,7 @@ namespace slimrt::cpu {
 
 class Memory {
   public:
-    /// Without a pool (planning) address space is reserved and counted, but has no memory behind it.
+    /// Without a pool (the planner) address space is reserved and counted, but not backed by memory.
     explicit Memory(ThreadPool* pool) : pool_(pool), used_(std::make_shared<Counters>()) {}
 
     /// Throws Error{wont_fit}. `what` is for the message.

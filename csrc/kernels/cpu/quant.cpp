@@ -1,5 +1,6 @@
-// Stored elements to f32 and back. Every code times its scale is exact in f32, so each element is rounded at
-// most once (where a minimum is added), in whatever order the compiler multiplies.
+// Dequantises stored weights to f32, and converts f32 to F16 and BF16. Every code times its scale is exact in
+// f32, so an element is rounded at most once (where a minimum is added), whatever order the compiler
+// multiplies in.
 #include "core/dtype.h"
 #include "kernels/cpu/blocks_grid.h"
 #include "kernels/cpu/linear.h"
@@ -242,7 +243,7 @@ void unpack(uint32_t type, const void* from, int64_t n, float* to) {
         case DType::MXFP4:
             return unpack_blocks<BlockMXFP4, 32>(from, n, to);
         default:
-            return;  // of cache rows alone, integers, or rows side by side
+            return;  // types of cache rows only, integers, or interleaved rows
     }
 }
 

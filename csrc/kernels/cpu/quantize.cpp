@@ -1,5 +1,5 @@
-// Blocks from the scales that quantize_search.h finds. Compiled once, for the baseline, without fused
-// multiply-add: a model converts to the same bytes on every machine.
+// Quantises f32 weights to Q4_K, Q5_K and Q6_K with the scales that quantize_search.h finds. Compiled once,
+// for the baseline ISA without fused multiply-add: a model converts to the same bytes on every machine.
 #include "kernels/cpu/quantize.h"
 
 #include <algorithm>
@@ -21,7 +21,8 @@ void put(Scale* at, float x) {
     memcpy(at->bytes, &bits, sizeof bits);
 }
 
-/// k and l, six bits each: the low four groups in whole bytes, the others' bits spread over what is left.
+/// Packs 8 scales k and 8 minima l of six bits: those of groups 0 to 3 in whole bytes, whose upper two bits
+/// and 4 more bytes hold the others.
 void put_six_bits(const AffineBlock& from, uint8_t to[12]) {
     for (int j = 0; j < 4; ++j) {
         const int k = int(from.k[j]), l = int(from.l[j]), k4 = int(from.k[j + 4]), l4 = int(from.l[j + 4]);
@@ -31,7 +32,7 @@ void put_six_bits(const AffineBlock& from, uint8_t to[12]) {
     }
 }
 
-/// Fills what Q4_K and Q5_K share, and gives the codes, group by group.
+/// Fills the fields that Q4_K and Q5_K share, and returns the codes, group by group.
 template <class Block>
 bool quantize_affine(const float* x, int top, Block* to, uint8_t codes[block_size]) {
     AffineBlock found;
@@ -92,7 +93,7 @@ bool quantize_block(const float* x, BlockQ6_K* to) {
     return true;
 }
 
-/// Whether the search may run: no sum of squares overflows, nothing is NaN.
+/// Whether the search may run: no NaN, and no sum of squares overflows.
 bool moderate(const float* x) {
     return std::all_of(x, x + block_size, [](float v) { return std::fabs(v) <= 0x1p30f; });
 }

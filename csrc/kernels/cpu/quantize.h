@@ -1,4 +1,4 @@
-// f32 weights to the block types of 256: Q4_K, Q5_K, Q6_K. For converting models, not for running them.
+// Quantises f32 weights to the types with blocks of 256: Q4_K, Q5_K, Q6_K. For converting models.
 #pragma once
 
 #include <cstdint>

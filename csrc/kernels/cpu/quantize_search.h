@@ -1,11 +1,11 @@
-// The search for the scales of a block of 256 weights. What is made small is the sum of squared errors of the
-// weights: for activations whose elements are uncorrelated and alike, that is the error of the product.
-// (Weighting by the weights' own size, tried on the models of models/, moves their predictions further at
-// four bits, and makes no consistent difference at five and six.)
+// The search for the scales of a block of 256 weights. It minimises the squared error of the weights: for
+// activations whose elements are uncorrelated and alike, that is the error of the product. (Weighting by the
+// weights' own size, tried on the models of models/, moves their predictions further at four bits, and makes
+// no consistent difference at five and six.)
 //
-// A group is one lane of a vector, so that four groups are searched side by side. Each pass over their
-// elements takes the scales as they are, assigns the best codes, and sums up both the error and what the
-// least-squares scales for these codes follow from; repeating that never makes the error larger.
+// A lane of a vector is a group, so that four groups are searched at once. A pass takes the scales as given,
+// assigns the best codes, and sums the error and the moments from which the least-squares scales for these
+// codes follow; repeating it never increases the error.
 #pragma once
 
 #include "kernels/cpu/blocks.h"
@@ -26,14 +26,14 @@ static inline Vec inverse(Vec a) {
 static inline Vec where_less(Vec a, Vec b, Vec x, Vec y) { return {a.v < b.v ? x.v : y.v}; }
 
 static inline float as_half(float x) { return half_to_float(float_to_half(x)); }
-/// The f16 value next to x, away from zero.
+/// The f16 value nearest to x among those of at least its magnitude.
 static inline float half_beyond(float x) {
     const uint16_t half = float_to_half(x);
     const bool short_of = __builtin_fabsf(half_to_float(half)) < __builtin_fabsf(x);
     return half_to_float(static_cast<uint16_t>(half + short_of));
 }
 
-/// `lanes` groups of `size` weights: element i of all of them in x[i].
+/// `lanes` groups of `size` weights: x[i] has element i of each group.
 template <int size>
 struct Groups {
     Vec x[size], low, high, sum;
@@ -57,15 +57,15 @@ struct Moments {
     Vec error = splat(0.0f), q = splat(0.0f), qq = splat(0.0f), qx = splat(0.0f);
 };
 
-/// Whole multiples of a unit that is stored in f16.
+/// The range of the integer multiples of an f16 unit.
 struct Multiples {
-    float lowest, highest, extreme;  // the largest value's multiple, at first
+    float lowest, highest, extreme;  // the multiple that the largest value gets at first
 };
 constexpr Multiples six_bits = {0, 63, 63}, eight_bits = {-128, 127, -128};
 
-/// Chooses the unit, one of a few that bring the largest value near the end of the range, for which the
-/// multiples k[i] * unit come closest to values[i], with squared errors weighted by `weights`. False: the f16
-/// range is too small.
+/// Chooses the unit among a few that bring the largest value near the end of the range: the multiples k[i] *
+/// unit shall be closest to values[i] in squared errors weighted by `weights`. False: f16 cannot represent
+/// it.
 template <int n>
 bool choose_unit(const float (&values)[n], const float (&weights)[n], Multiples range, float* unit,
                  float (&k)[n]) {
@@ -128,7 +128,7 @@ static inline Moments affine_pass(const Groups32& g, Affine a, float top) {
     return m;
 }
 
-/// Least squares of scale and min for given codes; min >= 0. As before where the codes are all the same.
+/// Least-squares scale and min >= 0 for given codes; unchanged where all codes are equal.
 static inline Affine solve(const Groups32& g, const Moments& s, Affine before) {
     const Vec n = splat(32.0f), zero = splat(0.0f), det = n * s.qq - s.q * s.q, inv = inverse(det);
     const Vec min = (s.q * s.qx - s.qq * g.sum) * inv;
@@ -138,10 +138,11 @@ static inline Affine solve(const Groups32& g, const Moments& s, Affine before) {
             where_less(zero, det, max(min, zero), before.min)};
 }
 
-/// Scale and min of four groups, not rounded, and sums for them.
+/// Scale and min of four groups, not quantised, and the moments of the best.
 static inline Affine affine_search(const Groups32& g, float top, Moments* best_moments) {
     const Vec low = min(g.low, splat(0.0f)), high = max(g.high, low), range = high - low;
-    constexpr float cuts[] = {0.0f, 0.03f};  // of the range, at either end: one outlier is best cut off
+    // Fractions of the range cut off at either end: clipping one outlier may pay.
+    constexpr float cuts[] = {0.0f, 0.03f};
     Affine best = {splat(0.0f), splat(0.0f)};
     best_moments->error = splat(__FLT_MAX__);
     for (const float cut_low : cuts) {

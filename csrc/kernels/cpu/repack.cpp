@@ -18,7 +18,7 @@ BlockQ8_0 repacked(const BlockQ5_0& from) {
 }
 
 BlockQ6_K repacked(const BlockQ3_K& from) {
-    constexpr int zero = 32 - 4;  // what the codes' offsets differ by
+    constexpr int zero = 32 - 4;  // the difference of the offsets of Q6_K and Q3_K codes
     BlockQ6_K to = {};
     uint8_t scales[16];
     scales_q3(from.scales, scales);

@@ -1,4 +1,4 @@
-// Weights of types that nothing multiplies, as the same numbers in one that is: nothing is rounded.
+// Weights of types without a kernel, converted without rounding to a type that has one.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace slimrt::cpu {
 
-/// The type that holds what `type` holds, in more bytes; `type` itself if there is none.
+/// The type that `type` is converted to, with more bytes; `type` itself if it stays.
 inline DType repacked_type(DType type) {
     switch (type) {
         case DType::Q5_0:

@@ -1,4 +1,4 @@
-// Where a row of a plane is.
+// Addresses of cached rows: where heads of a plane are within blocks.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace slimrt::cpu {
 
-/// One head of `n` rows that lie together: elements `stride` bytes apart; scales side by side, of each row or
-/// (by_channel) of all of them.
+/// One head of n consecutive rows: elements `stride` bytes apart, scales consecutive, one for each row or
+/// (by_channel) one for each channel of all rows.
 struct HeadRun {
     const std::byte *data, *scales;
     size_t stride;
@@ -18,7 +18,7 @@ struct HeadRun {
     bool by_channel = false;
 };
 
-/// Where head `head` of a row in a block stands.
+/// Offsets in bytes of a head of a row within its block.
 struct HeadOffsets {
     size_t data, scales;
 };
@@ -38,7 +38,7 @@ HeadOffsets offsets_in_block(const Plane& plane, int64_t row, int head) {
             first + bytes.elements + row / plane.scale_tokens * (bytes.scales / groups)};
 }
 
-/// The rows from `position` on that lie together, up to `end`.
+/// The rows from `position` on that are consecutive in memory, up to `end`.
 inline HeadRun rows_at(const Rows& rows, const int32_t* table, int64_t position, int64_t end, int head) {
     if (rows.block_tokens == 0) {
         const size_t column = rows.heads > 1 ? row_bytes(rows.dtype, head * rows.head_dim()) : 0;
@@ -53,7 +53,7 @@ inline HeadRun rows_at(const Rows& rows, const int32_t* table, int64_t position,
             std::min(together - row % together, end - position), rows.scale_tokens > 0};
 }
 
-/// Columns [first, first + n) of the run's rows to f32, to_stride floats apart.
+/// Dequantises columns [first, first + n) of the rows of a run to f32, to_stride floats apart.
 inline void load_run(const Isa& isa, const Rows& rows, const HeadRun& run, int64_t first, int64_t n,
                      float* to, size_t to_stride) {
     const auto load = run.by_channel ? isa.load_channels : isa.load_head;
@@ -61,7 +61,7 @@ inline void load_run(const Isa& isa, const Rows& rows, const HeadRun& run, int64
          n, to, to_stride);
 }
 
-/// Fresh rows are dense rows of f32.
+/// The rows of this step, which are dense f32.
 inline Rows fresh_rows(const Tensor& fresh, const AttentionSequence& sequence) {
     Rows rows;
     rows.base = fresh.row(sequence.query);
@@ -71,7 +71,7 @@ inline Rows fresh_rows(const Tensor& fresh, const AttentionSequence& sequence) {
     return rows;
 }
 
-/// Where head `head` of a slot is written.
+/// Where head `head` of a slot is stored.
 struct HeadSlot {
     std::byte *data, *scales;
 };

@@ -29,8 +29,8 @@ float block_maximum(const float* x) {
     return max_of(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
 }
 
-/// e^x for x <= 0; 0 below -87, so that nothing is subnormal: whether a thread keeps such is a setting of its
-/// own.
+/// e^x for x <= 0; 0 below -87, so that no result is subnormal: whether a thread flushes those to zero is a
+/// setting of its own.
 Vec exp_to_one(Vec x) {
     const Ints kept = x.v >= splat(-87).v;
     const auto [n, r, p] = exp_parts(max(x, splat(-87)));
@@ -58,7 +58,7 @@ double exp_block(const float* x, float top, float temperature, float* p) {
 
 namespace {
 
-/// f(block, elements, their number) for each block, the last one filled up with -infinity.
+/// f(block, elements, count) for each block; the last one is padded with -infinity.
 template <class F>
 void each_block(const float* x, int64_t n, F f) {
     const int64_t whole = n / scan_block, rest = n % scan_block;

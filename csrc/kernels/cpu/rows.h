@@ -1,4 +1,5 @@
-// What elementwise.cpp, cache_rows.cpp and attention*.cpp give to table.cpp; isa.h says what each does.
+// Declarations of elementwise.cpp, cache_rows.cpp and attention*.cpp for table.cpp; isa.h says what each
+// does.
 #pragma once
 
 #include "kernels/cpu/isa.h"

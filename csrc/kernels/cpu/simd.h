@@ -1,11 +1,12 @@
-// Vectors of float for the units compiled once per ISA. SLIMRT_SIMD names the header that has
+// Vectors of float for the units compiled once per ISA. SLIMRT_SIMD names the header that defines for one
+// instruction set:
 //   Vec, lanes, registers, vectors_at_once; load, load_part, store, store_part, splat; + - * /, fma, min,
 //   max, sum, max_of, sums, transpose, below; round_even, scale_by_power; duplicate_even, duplicate_odd,
-//   swap_pairs, deinterleave; load_codes; loads_groups, and if it is true load_group; integer_scores;
-//   RowCodes, RowSums and Int16s (see simd_avx512.h); integer_channels: whether it pays to pack a query
-//   for each block of rows whose channels have scales, and if it is true split_digits, unpack_group (see
-//   simd_arm.h)
-// for one instruction set; everything below is made of these. All functions have internal linkage.
+//   swap_pairs, deinterleave; load_codes; loads_groups and, if it is true, load_group; integer_scores;
+//   RowCodes, RowSums and Int16s (see simd_avx512.h); integer_channels: whether it pays to quantise a query
+//   for each block of rows with scales per channel and, if it is true, split_digits, unpack_group (see
+//   simd_arm.h).
+// Everything below is made of these. All functions have internal linkage.
 #pragma once
 
 #include <stddef.h>
@@ -23,31 +24,32 @@ struct BFloat16 {
 struct Int8 {
     int8_t code;
 };
-/// OCP FP8. An E4M3 loads as 2^-8 times its value, which is what its bits are as a float of 16 bits; its
-/// scale makes up for that. It is not NaN: rows that hold one have it in the scale.
+/// OCP FP8. An E4M3 loads as 2^-8 times its value: its bits are read as f16, whose exponent bias is larger by
+/// 8, and the scale makes up for it. No E4M3 here is NaN: a row with a NaN has it in its scale.
 struct E4M3 {
     uint8_t bits;
 };
 struct E5M2 {
     uint8_t bits;
 };
-/// Codes of 4 bits of a row, less 8, one after another: of bytes from one on their low halves if shift is 0,
-/// their high ones if it is 4.
+/// Consecutive 4-bit codes of a row, minus 8: the low nibbles of the bytes if shift is 0, the high nibbles if
+/// it is 4.
 struct Nibbles {
     const uint8_t* bytes;
     int shift;
     Nibbles operator+(int64_t n) const { return {bytes + n, shift}; }
 };
-/// Such rows, as transpose_rows() takes them; where it takes 32 columns, both halves, whatever shift is.
+/// Rows of 4-bit codes for transpose_rows(). Where that takes 32 columns it reads both nibbles, whatever
+/// shift is.
 struct FourBitRows {
     const uint8_t* data;
     int64_t stride;
     int shift;
     Nibbles row(int64_t i) const { return {data + i * stride, shift}; }
 };
-/// load_codes(FewBits<bits>(), row, column): `lanes` codes of a row from a multiple of `lanes` on, as floats
-/// (see few_bits.h). Nothing is read beyond the group of 32 that they are in. load_group(FewBits<bits>(), p,
-/// to): all of a group.
+/// load_codes(FewBits<bits>(), row, column): `lanes` codes of 2, 3 or 4 bits (see few_bits.h) from a multiple
+/// of `lanes` on, as floats; reads nothing outside their group of 32. load_group(FewBits<bits>(), p, to): all
+/// 32 codes of a group.
 template <int bits>
 struct FewBits {};
 
@@ -65,13 +67,13 @@ static inline Vec load_part(const Stored* p, int64_t n) {
     return load(padded);
 }
 
-/// Vectors that are best loaded together.
+/// vectors_at_once vectors, which are best loaded together.
 template <class Stored>
 static inline void load_vectors(const Stored* p, Vec (&to)[vectors_at_once]) {
     for (int i = 0; i < vectors_at_once; ++i) to[i] = load(p + i * lanes);
 }
 
-/// e^x = 2^n (1 + r + r^2 p).
+/// e^x = 2^n (1 + r + r^2 p), Cephes' expf.
 struct ExpParts {
     Vec n, r, p;
 };

@@ -1,4 +1,5 @@
-// What simd_neon.h and simd_neon_dot.h share: all but the products of bytes, add_dot() and add_quad_dots().
+// What simd_neon.h and simd_neon_dot.h share: everything but the products of bytes, add_dot() and
+// add_quad_dots().
 #pragma once
 
 namespace slimrt::cpu::SLIMRT_ISA {
@@ -9,7 +10,7 @@ struct Vec {
 constexpr int lanes = 4, registers = 32, vectors_at_once = 2;
 constexpr bool loads_groups = true;
 
-/// A vector, or a number, from any address.
+/// An unaligned load of a vector or a number.
 template <class To>
 static inline To load_as(const void* p) {
     To a;
@@ -18,9 +19,9 @@ static inline To load_as(const void* p) {
 }
 static inline uint8x8_t read_four_bytes(const void* p) { return vcreate_u8(load_as<uint32_t>(p)); }
 
-/// Numbers below 2^22, of either sign, lie in the low bits of 1.5 * 2^23 plus themselves: to add that to
-/// integers and to subtract it from floats is faster than a conversion, which takes one pipe for two cycles
-/// on many cores.
+/// Integers of magnitude below 2^22 to floats: added to the bits of 1.5 * 2^23 they are in the low bits of
+/// the mantissa, and subtracting 1.5 * 2^23 as a float leaves them. That is faster than a conversion, which
+/// takes one pipe for two cycles on many cores.
 constexpr float magic = 0x1.8p23f;
 constexpr int32_t magic_bits = 0x4b400000;
 static inline Vec without_magic(int32x4_t a) {
@@ -58,11 +59,12 @@ static inline Vec load(const E4M3* p) {
 static inline Vec load(const E5M2* p) {
     return {vcvt_f32_f16(vreinterpret_f16_u8(vzip1_u8(vdup_n_u8(0), read_four_bytes(p))))};
 }
-/// Bits of each lane of `word` in place: lane i's lowest bit is worth 1 if it is number i * bits.
+/// Converts 4 codes of `word` without shifting them: lane i keeps its bits at position i * bits, and its
+/// exponent is chosen so that the lowest of them is worth 1.
 template <int bits>
 static inline Vec codes_in_place(uint32_t word) {
     constexpr int mask = (1 << bits) - 1, exponent = 127 + 23;
-    const auto number = [](int i) {  // its lowest bit in place is worth 1
+    const auto number = [](int i) {  // the lowest bit of lane i is worth 1
         return static_cast<uint32_t>(exponent - i * bits) << 23;
     };
     const uint32x4_t masks = {mask, mask << bits, mask << 2 * bits, mask << 3 * bits};
@@ -82,7 +84,7 @@ static inline Vec load_codes(FewBits<4>, const uint8_t* row, int64_t column) {
     return to_floats(vget_low_u16(vmovl_u8(vcreate_u8(codes))));
 }
 
-/// All 32 codes of a group, which is at p.
+/// The loads of all 32 codes of the group at p.
 static inline void to_floats(uint16x8_t codes, Vec* to) {
     to[0] = to_floats(vget_low_u16(codes));
     to[1] = to_floats(vget_high_u16(codes));
@@ -102,7 +104,8 @@ static inline void load_group(FewBits<2>, const uint8_t* p, Vec (&to)[8]) {
 }
 static inline void unpack_group(FewBits<3>, const uint8_t* p, uint16x8_t (&to)[4]) {
     const uint8x16_t bytes = vcombine_u8(load_as<uint8x8_t>(p), read_four_bytes(p + 8));
-    const uint8x16_t first = {0, 1, 0, 1, 0, 1, 1, 2, 1, 2, 1, 2, 2, 3, 2, 3};  // two bytes that each is in
+    // The two bytes that contain each code.
+    const uint8x16_t first = {0, 1, 0, 1, 0, 1, 1, 2, 1, 2, 1, 2, 2, 3, 2, 3};
     const int16x8_t shifts = {0, -3, -6, -1, -4, -7, -2, -5};
     for (int i = 0; i < 4; ++i) {
         const uint8x16_t each = vqtbl1q_u8(bytes, first + static_cast<uint8_t>(3 * i));
@@ -120,7 +123,7 @@ static inline void load_group(FewBits<4>, const uint8_t* p, Vec (&to)[8]) {
     to_floats(bytes >> uint8_t{4}, to + 4);
 }
 
-/// Dot products of Int8 rows with integers: 16 codes times digits, both signed.
+/// Integer dot products of Int8 rows: 16 codes times digits, both signed.
 constexpr bool integer_scores = true;
 constexpr bool integer_channels = true;
 struct RowCodes {
@@ -129,7 +132,8 @@ struct RowCodes {
 struct RowSums {
     int32x4_t v;
 };
-static inline RowCodes load_biased(const Int8* p) { return {load_as<int8x16_t>(p)}; }  // not by anything
+/// The bias is 0, since both factors are signed.
+static inline RowCodes load_biased(const Int8* p) { return {load_as<int8x16_t>(p)}; }
 /// All 32 codes of a group.
 static inline void unpack_group(FewBits<2>, const uint8_t* p, RowCodes (&to)[2]) {
     const uint8x16_t bytes = vcombine_u8(load_as<uint8x8_t>(p), vdup_n_u8(0));
@@ -170,7 +174,7 @@ static inline int8x16_t load_sixteen(Nibbles from) {
     const uint8x16_t codes = from.shift ? vshrq_n_u8(bytes, 4) : vandq_u8(bytes, vdupq_n_u8(15));
     return vsubq_s8(vreinterpretq_s8_u8(codes), vdupq_n_s8(8));
 }
-/// 16 columns of four rows as quadruples of a column: those of columns 4 j to 4 j + 3 in to[j].
+/// Transposes 16 columns of four rows to quads of one column: to[j] has columns 4 j to 4 j + 3.
 template <class Rows>
 static inline void transpose_rows(const Rows& rows, RowCodes* to) {
     const auto at = [&](int i) { return load_sixteen(rows.row(i)); };
@@ -183,7 +187,7 @@ static inline void transpose_rows(const Rows& rows, RowCodes* to) {
     to[2].v = vreinterpretq_s8_s16(vzip1q_s16(high_ab, high_cd));
     to[3].v = vreinterpretq_s8_s16(vzip2q_s16(high_ab, high_cd));
 }
-/// 64 floats, times a factor rounded to whole numbers of at most 127 * 128, as 128 high + low.
+/// 64 floats times a factor, rounded to integers of magnitude at most 127 * 128, as 128 high + low.
 static inline void split_digits(const float* x, float factor, int8_t* high, int8_t* low) {
     for (int i = 0; i < 64; i += 16) {
         int16x8_t uppers[2], lowers[2];
@@ -205,8 +209,8 @@ static inline Vec join_digits(RowSums a, RowSums b) {
     return {vfmaq_n_f32(vcvtq_f32_s32(b.v), vcvtq_f32_s32(a.v), 128)};
 }
 
-/// See AVX-512. Products have signed factors: weights of 8 bits are less by 128, what is added for that are
-/// the sums of columns times 128.
+/// As in simd_avx512.h. Both factors are signed: 8-bit weights are stored minus the zero point 128, and sums
+/// start from 128 times the sums of the columns.
 using WeightCode = int8_t;
 constexpr int rows_per_lane = 4, absorbed_vectors = 4, max_weight = 255, weight_zero_point = 128;
 static inline Vec to_floats(RowSums a) { return {vcvtq_f32_s32(a.v)}; }
@@ -270,12 +274,12 @@ static inline float max_of(Vec a) {
     return x > y ? x : y;
 }
 
-/// Element i is the sum of a[i], for `lanes` vectors.
+/// Horizontal sums: element i is the sum of the elements of a[i], for `lanes` vectors.
 static inline Vec sums(const Vec* a) {
     return {vpaddq_f32(vpaddq_f32(a[0].v, a[1].v), vpaddq_f32(a[2].v, a[3].v))};
 }
 
-/// Element j of a[i] changes places with element i of a[j], for `lanes` vectors: pairs, then halves.
+/// Transposes a square of `lanes` vectors: pairs, then halves.
 static inline void transpose(Vec* a) {
     const auto pairs = [](float32x4_t x) { return vreinterpretq_f64_f32(x); };
     const float64x2_t even0 = pairs(vtrn1q_f32(a[0].v, a[1].v)), odd0 = pairs(vtrn2q_f32(a[0].v, a[1].v));
@@ -286,9 +290,9 @@ static inline void transpose(Vec* a) {
     a[3].v = vreinterpretq_f32_f64(vtrn2q_f64(odd0, odd1));
 }
 
-/// Adding 1.5 * 2^23 pushes the fraction out; for |a| < 2^22.
+/// Adding 1.5 * 2^23 rounds to an integer; for |a| < 2^22.
 static inline Vec round_even(Vec a) { return a + splat(magic) - splat(magic); }
-/// a * 2^n for whole n in [-160, 160]: in two halves, so that neither leaves the range of exponents.
+/// a * 2^n for integers n in [-160, 160]: in two steps, so that neither power leaves the range of exponents.
 static inline Vec scale_by_power(Vec a, Vec n) {
     const auto power = [](int32x4_t e) {
         return Vec{vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(e, vdupq_n_s32(127)), 23))};
@@ -301,7 +305,7 @@ static inline Vec scale_by_power(Vec a, Vec n) {
 static inline Vec duplicate_even(Vec a) { return {vtrn1q_f32(a.v, a.v)}; }
 static inline Vec duplicate_odd(Vec a) { return {vtrn2q_f32(a.v, a.v)}; }
 static inline Vec swap_pairs(Vec a) { return {vrev64q_f32(a.v)}; }
-/// The even and the odd elements of a followed by b.
+/// The even and the odd elements of the concatenation of a and b.
 static inline void deinterleave(Vec a, Vec b, Vec* even, Vec* odd) {
     even->v = vuzp1q_f32(a.v, b.v);
     odd->v = vuzp2q_f32(a.v, b.v);

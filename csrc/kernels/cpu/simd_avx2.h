@@ -35,15 +35,17 @@ static inline Vec load(const E5M2* p) {
 }
 static inline Vec load_codes(FewBits<2>, const uint8_t* row, int64_t column) {
     const __m256i places = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
-    const __m256 codes = _mm256_setr_ps(0, 1, 2, 3, 0, 1, 2, 3);  // by the lowest two bits of each lane
+    // Looked up by the lowest two bits of each lane.
+    const __m256 codes = _mm256_setr_ps(0, 1, 2, 3, 0, 1, 2, 3);
     uint16_t word;
     memcpy(&word, row + column / 4, sizeof word);
     return {_mm256_permutevar_ps(codes, _mm256_srlv_epi32(_mm256_set1_epi32(word), places))};
 }
 static inline Vec load_codes(FewBits<3>, const uint8_t* row, int64_t column) {
     const __m256i places = _mm256_setr_epi32(0, 3, 6, 9, 12, 15, 18, 21);
-    const __m256 codes = _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7);  // by the lowest three
-    const int64_t back = (column >> 3 & 3) == 3;                  // byte: a group ends with its last one
+    const __m256 codes = _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7);  // looked up by the lowest three bits
+    // In bytes: the word of the last columns must not reach past the group.
+    const int64_t back = (column >> 3 & 3) == 3;
     uint32_t word;
     memcpy(&word, row + column / 8 * 3 - back, sizeof word);
     const __m256i all = _mm256_set1_epi32(static_cast<int>(word >> 8 * back));
@@ -57,9 +59,9 @@ static inline Vec load_codes(FewBits<4>, const uint8_t* row, int64_t column) {
 constexpr bool integer_scores = false;  // see AVX-512
 constexpr bool integer_channels = false;
 
-/// See AVX-512. Of products of bytes only sums of two that fit 16 bits are to be had, so that two weights
-/// would share 8 bits, which rounding would show (0.8 of what that of the rows does) for 0.86 of the time:
-/// weights have 15 bits.
+/// As in simd_avx512.h. Without VNNI two byte products are added in 16 bits with saturation, so weights would
+/// have only 7 bits, an error comparable to that of q8 rows (0.8 of it) for 0.86 of the time: weights have 15
+/// bits, and rows_per_lane is 2.
 struct RowCodes {
     __m256i v;
 };
@@ -74,7 +76,7 @@ static inline RowCodes splat_quad(RowCodes, const void* p) {
     memcpy(&four, p, sizeof four);
     return {_mm256_set1_epi32(four)};
 }
-/// sums + pairs of 16 bits times others; g++ 12 copies the sums to and fro around the intrinsic.
+/// sums + products of pairs of int16. Inline assembly: around the intrinsic g++ 12 copies the sums.
 static inline RowSums add_pairs(RowSums sums, __m256i a, __m256i b) {
     asm("vpaddd %1, %0, %0" : "+x"(sums.v) : "x"(_mm256_madd_epi16(a, b)));
     return sums;
@@ -85,7 +87,7 @@ static inline RowSums add_products(RowSums sums, RowCodes weights, RowCodes code
 static inline __m256i load_as_int16(const Int8* p) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-/// 16 columns of two rows as pairs of a column.
+/// Transposes 16 columns of two rows to pairs of one column, as int16.
 template <class Rows>
 static inline void transpose_rows(const Rows& rows, RowCodes* to) {
     const __m256i a = load_as_int16(rows.row(0)), b = load_as_int16(rows.row(1));
@@ -162,7 +164,7 @@ static inline float max_of(Vec a) {
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
 
-/// Element i is the sum of a[i], for `lanes` vectors.
+/// Horizontal sums: element i is the sum of the elements of a[i], for `lanes` vectors.
 static inline Vec sums(const Vec* a) {
     const auto quads = [](const Vec* x) {
         return _mm256_hadd_ps(_mm256_hadd_ps(x[0].v, x[1].v), _mm256_hadd_ps(x[2].v, x[3].v));
@@ -171,8 +173,7 @@ static inline Vec sums(const Vec* a) {
     return {_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31))};
 }
 
-/// Element j of a[i] changes places with element i of a[j], for `lanes` vectors: pairs, then fours, then
-/// halves.
+/// Transposes a square of `lanes` vectors: pairs, then fours, then halves.
 static inline void transpose(Vec* a) {
     __m256 fours[8];
     for (int i = 0; i < 8; i += 4) {
@@ -192,7 +193,7 @@ static inline void transpose(Vec* a) {
 static inline Vec round_even(Vec a) {
     return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-/// a * 2^n for whole n in [-160, 160]: in two halves, so that neither leaves the range of exponents.
+/// a * 2^n for integers n in [-160, 160]: in two steps, so that neither power leaves the range of exponents.
 static inline Vec scale_by_power(Vec a, Vec n) {
     const auto power = [](__m256i e) {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
@@ -205,7 +206,7 @@ static inline Vec scale_by_power(Vec a, Vec n) {
 static inline Vec duplicate_even(Vec a) { return {_mm256_moveldup_ps(a.v)}; }
 static inline Vec duplicate_odd(Vec a) { return {_mm256_movehdup_ps(a.v)}; }
 static inline Vec swap_pairs(Vec a) { return {_mm256_permute_ps(a.v, 0xb1)}; }
-/// The even and the odd elements of a followed by b.
+/// The even and the odd elements of the concatenation of a and b.
 static inline void deinterleave(Vec a, Vec b, Vec* even, Vec* odd) {
     const auto in_order = [](__m256 x) {
         return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8));

@@ -30,8 +30,8 @@ static inline Vec load(const E4M3* p) {
 static inline Vec load(const E5M2* p) {
     return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_bytes(p)), 8))};
 }
-/// The table's entries that the lowest 4 bits of each lane name; it has each code's float at all places that
-/// end with its bits, so that the bits above need not go.
+/// Codes to floats by a table lookup with the lowest 4 bits of each lane. The table repeats every n_codes
+/// entries, so that the bits above need no mask.
 static inline Vec codes_of(__m512i lowest, int n_codes) {
     const __m512i all = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512 table = _mm512_cvtepi32_ps(_mm512_and_si512(all, _mm512_set1_epi32(n_codes - 1)));
@@ -45,7 +45,8 @@ static inline Vec load_codes(FewBits<2>, const uint8_t* row, int64_t column) {
 }
 static inline Vec load_codes(FewBits<3>, const uint8_t* row, int64_t column) {
     const __m256i places = _mm256_setr_epi32(0, 3, 6, 9, 12, 15, 18, 21);
-    const int64_t back = column >> 3 & 2;  // bytes: the second half of a group ends with its last one
+    // In bytes: the word of the last columns must not reach past the group.
+    const int64_t back = column >> 3 & 2;
     uint64_t word;
     memcpy(&word, row + column / 8 * 3 - back, sizeof word);
     word >>= 8 * back;
@@ -60,7 +61,8 @@ static inline Vec load_codes(FewBits<4>, const uint8_t* row, int64_t column) {
     return codes_of(_mm512_srl_epi32(bytes, shift), 16);
 }
 
-/// Dot products of Int8 rows with integers: 64 codes, raised by 128 to be unsigned, times signed digits.
+/// Integer dot products of Int8 rows by vpdpbusd: 64 codes, biased by 128 to be unsigned, times signed digits
+/// of the query.
 constexpr bool integer_scores = true;
 constexpr bool integer_channels = false;
 struct RowCodes {
@@ -79,7 +81,7 @@ static inline RowCodes load_biased_part(const Int8* p, int64_t n) {
 static inline RowSums zero_sums(RowCodes) { return {_mm512_setzero_si512()}; }
 static inline RowSums load_sums(RowCodes, const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 static inline RowSums add_dots(RowSums sums, RowCodes codes, const int8_t* digits) {
-    // g++ 12 copies the sums to and fro around the intrinsic.
+    // Inline assembly: around the intrinsic g++ 12 copies the sums to another register and back.
     asm("vpdpbusd %2, %1, %0"
         : "+v"(sums.v)
         : "v"(codes.v), "m"(*reinterpret_cast<const __m512i_u*>(digits)));
@@ -95,11 +97,11 @@ static inline RowCodes splat_quad(RowCodes, const void* p) {
     memcpy(&four, p, sizeof four);
     return {_mm512_set1_epi32(four)};
 }
-/// 64 columns of four rows as quadruples of a column: those of columns 16 j to 16 j + 15 in to[j].
+/// Transposes 64 columns of four rows to quads of one column: to[j] has columns 16 j to 16 j + 15.
 template <class Rows>
 static inline void transpose_rows(const Rows& rows, RowCodes* to) {
-    // Quarter l of a row gets columns 4 l ... 4 l + 3 of each 16, so that unpacking within quarters leaves
-    // all in order.
+    // Lane l (128 bits) of a row gets columns 4 l ... 4 l + 3 of each 16, so that unpacking within lanes
+    // leaves the columns in order.
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const auto at = [&](int i) { return _mm512_permutexvar_epi32(order, _mm512_loadu_si512(rows.row(i))); };
     const __m512i a = at(0), b = at(1), c = at(2), d = at(3);
@@ -110,14 +112,14 @@ static inline void transpose_rows(const Rows& rows, RowCodes* to) {
     to[2].v = _mm512_unpacklo_epi16(high_ab, high_cd);
     to[3].v = _mm512_unpackhi_epi16(high_ab, high_cd);
 }
-/// 32 columns of four rows.
+/// The same for 32 columns of four rows of 4-bit codes.
 static inline void transpose_rows(const FourBitRows& rows, RowCodes* to) {
     const auto at = [&](int i) { return load_bytes(rows.row(i).bytes); };
     __m512i all = _mm512_castsi128_si512(at(0));
     all = _mm512_inserti32x4(all, at(1), 1);
     all = _mm512_inserti32x4(all, at(2), 2);
     all = _mm512_inserti32x4(all, at(3), 3);
-    // Quarter l gets columns 4 l ... 4 l + 3 of all rows, then the rows of a column side by side.
+    // Lane l gets columns 4 l ... 4 l + 3 of all rows; then the rows of a column are made adjacent.
     const __m512i quarters = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i columns =
         _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
@@ -131,13 +133,13 @@ static inline Vec join_digits(RowSums a, RowSums b) {
     return {_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(a.v, 7), b.v))};
 }
 
-/// Products of absorbed rows: a lane has rows_per_lane rows of a column, beside as many weights, which are
-/// integers from -weight_zero_point to max_weight - weight_zero_point.
+/// Products of absorbed rows with softmax weights: a lane has rows_per_lane rows of one column, times as many
+/// weights, which are integers from -weight_zero_point to max_weight - weight_zero_point.
 using WeightCode = uint8_t;
 constexpr int rows_per_lane = 4, absorbed_vectors = 4, max_weight = 255, weight_zero_point = 0;
 static inline Vec to_floats(RowSums a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
-/// Integers of 16 bits, 2 * lanes.
+/// 2 * lanes int16, often fractions in Q15 (32767 stands for nearly 1).
 struct Int16s {
     __m512i v;
 };
@@ -146,9 +148,9 @@ static inline void store_int16(int16_t* p, Vec a, Vec b) {
     const __m512i mixed = _mm512_packs_epi32(_mm512_cvtps_epi32(a.v), _mm512_cvtps_epi32(b.v));
     _mm512_storeu_si512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), mixed));
 }
-/// a b / 2^15, rounded.
+/// Q15 product: a b / 2^15, rounded.
 static inline Int16s mul_q15(Int16s a, Int16s b) { return {_mm512_mulhrs_epi16(a.v, b.v)}; }
-/// (a b + c d) / 2^15, each rounded.
+/// Q15 rotation: (a b + c d) / 2^15, each product rounded.
 static inline Int16s rotate_q15(Int16s a, Int16s b, Int16s c, Int16s d) {
     return {_mm512_add_epi16(_mm512_mulhrs_epi16(a.v, b.v), _mm512_mulhrs_epi16(c.v, d.v))};
 }
@@ -163,14 +165,15 @@ static inline RowSums add_int16_products(RowSums sums, const Int8* codes, Int16s
     return sums;
 }
 
-/// 16-bit integers, two rows of a column side by side; fast: beside products of floats.
+/// int16, two rows of a column adjacent. fast: whether their products are faster than those of floats.
 struct RowPairs {
     static constexpr bool fast = true;
     __m512i v;
 
-    /// Whole numbers nearest to these times a factor, which fit.
+    /// first and second times factor, rounded to int16; the products fit.
     static RowPairs of(Vec first, Vec second, Vec factor) {
-        const __m512 whole = _mm512_set1_ps(0x1.8p23f);  // numbers beside it are in the last bits
+        // 1.5 * 2^23: the sum has the integer in its low bits.
+        const __m512 whole = _mm512_set1_ps(0x1.8p23f);
         const __m512i low = _mm512_castps_si512(_mm512_fmadd_ps(first.v, factor.v, whole));
         const __m512i high = _mm512_castps_si512(_mm512_fmadd_ps(second.v, factor.v, whole));
         return {_mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16))};
@@ -203,7 +206,7 @@ static inline Vec below(Vec a, Vec b) {
 static inline float sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
 static inline float max_of(Vec a) { return _mm512_reduce_max_ps(a.v); }
 
-/// Element i is the sum of a[i], for `lanes` vectors.
+/// Horizontal sums: element i is the sum of the elements of a[i], for `lanes` vectors.
 static inline Vec sums(const Vec* a) {
     const auto pairs = [](Vec x, Vec y) {
         return _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(x.v, y.v), _mm512_unpackhi_ps(x.v, y.v)));
@@ -219,8 +222,7 @@ static inline Vec sums(const Vec* a) {
     return {halves(halves(quads(a), quads(a + 4)), halves(quads(a + 8), quads(a + 12)))};
 }
 
-/// Element j of a[i] changes places with element i of a[j], for `lanes` vectors: pairs, then fours, then
-/// quarters.
+/// Transposes a square of `lanes` vectors: pairs, then fours, then 128-bit lanes.
 static inline void transpose(Vec* a) {
     __m512 fours[16];
     for (int i = 0; i < 16; i += 4) {
@@ -243,7 +245,7 @@ static inline void transpose(Vec* a) {
     }
 }
 
-/// The 32-bit elements of 16 vectors, as for floats.
+/// Transposes the 32-bit elements of 16 vectors.
 static inline void transpose(RowCodes* a) {
     Vec floats[16];
     for (int i = 0; i < 16; ++i) floats[i].v = _mm512_castsi512_ps(a[i].v);
@@ -261,7 +263,7 @@ static inline Vec scale_by_power(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n
 static inline Vec duplicate_even(Vec a) { return {_mm512_moveldup_ps(a.v)}; }
 static inline Vec duplicate_odd(Vec a) { return {_mm512_movehdup_ps(a.v)}; }
 static inline Vec swap_pairs(Vec a) { return {_mm512_permute_ps(a.v, 0xb1)}; }
-/// The even and the odd elements of a followed by b.
+/// The even and the odd elements of the concatenation of a and b.
 static inline void deinterleave(Vec a, Vec b, Vec* even, Vec* odd) {
     const __m512i index = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     even->v = _mm512_permutex2var_ps(a.v, index, b.v);

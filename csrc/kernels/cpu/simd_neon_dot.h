@@ -1,4 +1,4 @@
-// simd.h for NEON with the instructions for dot products of bytes.
+// simd.h for NEON with sdot (ARMv8.2 dotprod).
 #pragma once
 
 #include <arm_neon.h>

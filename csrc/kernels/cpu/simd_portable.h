@@ -1,4 +1,4 @@
-// simd.h for any machine: vectors of four in the compiler's own notation (SSE2, NEON, ...).
+// simd.h for any machine: vectors of four floats by the compiler's vector extension (SSE2, NEON, ...).
 #pragma once
 
 namespace slimrt::cpu::SLIMRT_ISA {
@@ -26,8 +26,8 @@ static inline Vec load(const float* p) {
     memcpy(&a.v, p, sizeof a.v);
     return a;
 }
-/// The exponent moves from bias 15 to 127 by a multiplication, which also makes subnormals right; infinities
-/// and NaN get the highest exponent.
+/// f16 to f32: a multiplication moves the exponent from bias 15 to 127 and makes subnormals right; infinities
+/// and NaN get the largest exponent.
 static inline Vec from_half(Bits half) {
     const Bits magnitude = half & 0x7fff, special = (magnitude >= 0x7c00) & 0x7f800000u;
     const Bits scaled = as_bits(as_floats(magnitude << 13) * 0x1p112f);
@@ -65,7 +65,7 @@ static inline Vec load_codes(FewBits<4>, const uint8_t* row, int64_t column) {
 constexpr bool integer_scores = false;  // see AVX-512
 constexpr bool integer_channels = false;
 
-/// See AVX-512: here all are floats.
+/// As in simd_avx512.h, but products are of floats.
 struct RowCodes {
     Floats v;
 };
@@ -147,7 +147,7 @@ static inline float max_of(Vec a) {
     return halves.v[0] > halves.v[1] ? halves.v[0] : halves.v[1];
 }
 
-/// Element i is the sum of a[i], for `lanes` vectors.
+/// Horizontal sums: element i is the sum of the elements of a[i], for `lanes` vectors.
 static inline Vec sums(const Vec* a) {
     const auto pairs = [](Floats x, Floats y) {
         return __builtin_shufflevector(x, y, 0, 4, 1, 5) + __builtin_shufflevector(x, y, 2, 6, 3, 7);
@@ -156,7 +156,7 @@ static inline Vec sums(const Vec* a) {
     return {__builtin_shufflevector(low, high, 0, 1, 4, 5) + __builtin_shufflevector(low, high, 2, 3, 6, 7)};
 }
 
-/// Element j of a[i] changes places with element i of a[j], for `lanes` vectors.
+/// Transposes a square of `lanes` vectors.
 static inline void transpose(Vec* a) {
     const Floats low0 = __builtin_shufflevector(a[0].v, a[1].v, 0, 4, 1, 5);
     const Floats low1 = __builtin_shufflevector(a[2].v, a[3].v, 0, 4, 1, 5);
@@ -168,7 +168,7 @@ static inline void transpose(Vec* a) {
     a[3].v = __builtin_shufflevector(high0, high1, 2, 3, 6, 7);
 }
 
-/// Adding 1.5 * 2^23 pushes the fraction out; for |a| < 2^22.
+/// Adding 1.5 * 2^23 rounds to an integer; for |a| < 2^22.
 static inline Vec round_even(Vec a) {
     const Vec magic = splat(0x1.8p23f);
     return a + magic - magic;
@@ -179,7 +179,7 @@ static inline void store_int16(int16_t* p, Vec a, Vec b) {
         p[lanes + i] = static_cast<int16_t>(round_even(b).v[i]);
     }
 }
-/// a * 2^n for whole n in [-160, 160]: in two halves, so that neither leaves the range of exponents.
+/// a * 2^n for integers n in [-160, 160]: in two steps, so that neither power leaves the range of exponents.
 static inline Vec scale_by_power(Vec a, Vec n) {
     const Ints whole = __builtin_convertvector(n.v, Ints), half = whole >> 1;
     const auto power = [](Ints e) { return as_floats((reinterpret_cast<Bits>(e) + 127) << 23); };
@@ -190,7 +190,7 @@ static inline Vec scale_by_power(Vec a, Vec n) {
 static inline Vec duplicate_even(Vec a) { return {__builtin_shufflevector(a.v, a.v, 0, 0, 2, 2)}; }
 static inline Vec duplicate_odd(Vec a) { return {__builtin_shufflevector(a.v, a.v, 1, 1, 3, 3)}; }
 static inline Vec swap_pairs(Vec a) { return {__builtin_shufflevector(a.v, a.v, 1, 0, 3, 2)}; }
-/// The even and the odd elements of a followed by b.
+/// The even and the odd elements of the concatenation of a and b.
 static inline void deinterleave(Vec a, Vec b, Vec* even, Vec* odd) {
     even->v = __builtin_shufflevector(a.v, b.v, 0, 2, 4, 6);
     odd->v = __builtin_shufflevector(a.v, b.v, 1, 3, 5, 7);

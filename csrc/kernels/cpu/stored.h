@@ -1,12 +1,11 @@
-// The types of cache rows (core/dtype.h), a trait each, and with_stored(), which finds the trait of a type. A
-// trait has
-//   Code        what simd.h loads an element as; void: of a StoredFew
-//   scaled      whether a code is worth itself times a scale of f32, which lies beside the codes
-//   write_row   one head of a row to its codes and scales
-// and, if there are scales, which may belong to a channel of some rows as well as to a row,
-//   Fit, fit    the scale of some elements, and what code() needs beside it; NaN where one is not finite
-//   code        of an element, below 256
-// For the units compiled once per ISA.
+// The element types of cache rows (core/dtype.h), a trait each, and with_stored(), which finds the trait of a
+// type. For the units compiled once per ISA. A trait has
+//   Code        the type that simd.h loads an element as; void: of 2 to 4 bits, see few_bits.h
+//   scaled      whether an element is its code times an f32 scale of its row, stored behind the codes
+//   write_row   quantises one head of a row to codes and scales
+// and, if there are scales, which may also be one for each channel of a block of rows,
+//   Fit, fit    the scale of some elements and what code() needs beside it; NaN if one is not finite
+//   code        the code of an element, below 256
 #pragma once
 
 #include "core/dtype.h"
@@ -16,7 +15,7 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-/// Floats of a sort.
+/// F32, F16 and BF16.
 template <DType type, class Number>
 struct StoredFloats {
     using Code = Number;
@@ -27,7 +26,7 @@ struct StoredFloats {
     }
 };
 
-/// Codes of zeros where the scale makes them NaN.
+/// Quantises n elements; the codes are 0 where the scale is NaN.
 template <class Stored>
 void write_scaled(const float* x, int64_t n, uint8_t* to, uint8_t* scale) {
     const auto fit = Stored::fit(x, n);
@@ -56,13 +55,14 @@ struct StoredQ8 {
     }
 };
 
-/// A finite float to a float of `mantissa` bits whose smallest normal number is 2^smallest: round to nearest
-/// even. Larger exponents go on as if there were enough bits for them.
+/// The magnitude of a finite float, rounded to nearest even, as a float of `mantissa` bits whose smallest
+/// normal number is 2^smallest. Exponents that are too large are not clamped here.
 template <int mantissa, int smallest>
 uint32_t to_fp8(uint32_t magnitude) {
     constexpr int drop = 23 - mantissa;
     const uint32_t normal = (magnitude + (1u << (drop - 1)) - 1 + (magnitude >> drop & 1)) >> drop;
-    const float step = float_of(static_cast<uint32_t>(127 + mantissa - smallest) << 23);  // subnormal steps
+    // 1 / subnormal spacing.
+    const float step = float_of(static_cast<uint32_t>(127 + mantissa - smallest) << 23);
     const bool small = magnitude < static_cast<uint32_t>(127 + smallest) << 23;
     const float few = small ? float_of(magnitude) * step : 0;
     return small ? static_cast<uint32_t>(nearest_even(few))
@@ -73,13 +73,13 @@ struct StoredE4M3 {
     using Code = E4M3;
     static constexpr bool scaled = true, is_float = false;
     struct Fit {
-        float scale, shrink;  // shrink: to below 2^8
+        float scale, shrink;  // shrink: maps the row to below 2^8
     };
 
     static Fit fit(const float* x, int64_t n) {
         const float high = largest(x, n);
         if (!finite(high)) return {__builtin_nanf(""), 0};
-        constexpr int kLowest = -100;  // of smaller rows the power would not be a float
+        constexpr int kLowest = -100;  // below it the inverse power would overflow
         const int exponent = static_cast<int>(bits_of(high) >> 23) - 127;  // high < 2^(exponent + 1)
         const int power = exponent < kLowest ? kLowest : exponent;
         const float scale =
@@ -113,7 +113,7 @@ struct StoredE5M2 {
 template <class Stored>
 constexpr bool has_scales = requires { typename Stored::Fit; };
 
-/// fn(trait of a type of rows).
+/// Returns fn(the trait of the type).
 template <class Fn>
 auto with_stored(uint32_t type, const Fn& fn) {
     switch (DType(type)) {
