@@ -1,4 +1,4 @@
-// Scores, softmax and values of tiles of rows. Compiled once per ISA.
+// Scores, online softmax and weighted sums of values for tiles of rows. Compiled once per ISA.
 #include "kernels/cpu/attention_tiles.h"
 #include "kernels/cpu/stored.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 const float kInfinity = __builtin_inff();
 
-// What scores() works on at once: it fits the first-level cache beside the queries.
+// The block of scores() that fits in L1 beside the queries.
 constexpr int64_t kScoreRows = 64, kScoreDims = 128, kDotDims = 256;
 constexpr int64_t kMinTransposedQueries = 16, kMinTransposedRows = 32;
 
@@ -28,8 +28,7 @@ void transpose_scaled(RowsOf<Stored> rows, int64_t n, int64_t dim, float scale, 
     }
 }
 
-/// For many queries: the rows transposed, then the same product as for values, which needs no sums across
-/// vectors.
+/// For many queries: transposes the rows, then multiplies as for values, which needs no horizontal sums.
 template <class Stored>
 void scores_transposed(const float* q, size_t q_stride, int64_t n_q, RowsOf<Stored> rows, int64_t n,
                        int64_t dim, float scale, bool accumulate, float* out, size_t ld) {
@@ -47,7 +46,7 @@ void scores_transposed(const float* q, size_t q_stride, int64_t n_q, RowsOf<Stor
     }
 }
 
-/// For few queries.
+/// For few queries: dot products of rows.
 template <class Stored>
 void scores_by_dots(const float* q, size_t q_stride, int64_t n_q, RowsOf<Stored> rows, int64_t n, int64_t dim,
                     float scale, bool accumulate, float* out, size_t ld) {
@@ -65,7 +64,7 @@ void scores_by_dots(const float* q, size_t q_stride, int64_t n_q, RowsOf<Stored>
     }
 }
 
-/// Calls fn with the rows as what they are.
+/// fn(rows) with their element type.
 template <class Fn>
 void with_rows(uint32_t type, const void* rows, size_t stride, const Fn& fn) {
     with_stored(type, [&]<class Stored>(Stored) {
@@ -106,7 +105,7 @@ float softmax(float* s, int64_t n, float* max_so_far, float* sum_so_far) {
     float new_max = max_of(high) > *max_so_far ? max_of(high) : *max_so_far;
     for (int64_t i = whole; i < n; ++i) new_max = s[i] > new_max ? s[i] : new_max;
 
-    // Rows that are all -inf have no maximum to subtract; NaN stays NaN either way.
+    // If all scores are -inf there is no maximum to subtract; NaN stays NaN either way.
     const Vec reference = splat(new_max == -kInfinity ? 0 : new_max);
     Vec added = splat(0);
     for (int64_t i = 0; i < whole; i += lanes) {

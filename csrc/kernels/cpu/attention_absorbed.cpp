@@ -1,6 +1,6 @@
-// Attention over absorbed rows of Q8, with integer products where there are fast ones. What serves all heads
-// is done once: four rows (or two) side by side, for some columns of all rows at a time, which then stay in
-// the first-level cache. Compiled once per ISA.
+// Attention over absorbed rows (whole rows that serve all heads), with integer products where they are fast.
+// What serves all heads is done once: rows are transposed by four (or two) for a strip of columns at a time,
+// which then stays in L1. Compiled once per ISA.
 #include "kernels/cpu/attention_absorbed.h"
 
 #include "kernels/cpu/attention_pairs.h"
@@ -11,7 +11,7 @@ namespace slimrt::cpu::SLIMRT_ISA {
 
 namespace {
 
-/// Scores of a vector of rows from row i on, which have the scales.
+/// Scales and stores the scores of a vector of rows, from row i on; scales of these rows or nullptr.
 void finish_rotated(const RotatedScores& x, int64_t pair, int64_t i, float unit, Vec dots,
                     const float* scales) {
     float* const out = x.out + pair * x.ld + i;
@@ -30,7 +30,8 @@ const RotatedQuery* query_at(const RotatedScores& x, int64_t pair) {
 }
 
 void score_q8(const RotatedScores& x) {
-    constexpr float kQ15Correction = 0x1p15f / 32767;  // what products with turns lose
+    // Products in Q15 divide by 2^15, cosines and sines are times 32767.
+    constexpr float kQ15Correction = 0x1p15f / 32767;
     const int64_t dim = rotated_dim(x.dim);
     for (int64_t pair = 0; pair < x.n_heads * x.n_q; ++pair) {
         const int64_t head = pair / x.n_q;
@@ -54,15 +55,15 @@ void score_q8(const RotatedScores& x) {
     }
 }
 
-/// Codes of few bits.
-struct Packed {
+/// Placeholder type for codes of few bits, which are always dequantised first.
+struct FewBitCodes {
     uint8_t codes;
 };
 
-/// Where rows of a head are, from row i on.
+/// Addresses of the rows of a head from row i on.
 struct HeadAt {
     const char *data, *scales;
-    int64_t column;  // of the stored head
+    int64_t column;  // within the stored head
 };
 HeadAt head_at(const RotatedScores& x, int64_t head, int64_t i) {
     const HeadBytes bytes = head_bytes(DType(x.type), x.stored_dim);
@@ -71,14 +72,15 @@ HeadAt head_at(const RotatedScores& x, int64_t head, int64_t i) {
             static_cast<const char*>(x.scales) + head * of_head + i * row, of_head ? 0 : head * x.dim};
 }
 
-/// A vector of rows of a head as floats; zeros from dim to rotated_dim(dim), and past the last row.
+/// Dequantises a vector of rows of a head; zeros from dim to rotated_dim(dim), and past the last row.
 void read_rows(const RotatedScores& x, const HeadAt& head, int64_t n, float* to) {
     const int64_t dim = rotated_dim(x.dim);
     memset(to, 0, static_cast<size_t>(lanes * dim) * sizeof(float));
     load_head(x.type, head.data, x.stride, head.scales, n, x.stored_dim, head.column, x.dim, to, dim);
 }
 
-/// Rows of other types, as floats: where and as they are stored, if these are whole vectors of numbers.
+/// Scores of rows of other types than Q8, as floats: loaded from where they are stored if they are whole
+/// vectors of numbers, else dequantised first.
 template <class Code>
 void score_floats(const RotatedScores& x, bool scaled) {
     const int64_t dim = rotated_dim(x.dim), stride = static_cast<int64_t>(x.stride);
@@ -90,7 +92,7 @@ void score_floats(const RotatedScores& x, bool scaled) {
             const HeadAt at = head_at(x, head, i);
             const auto* const from = reinterpret_cast<const Code*>(at.data) + at.column;
             const int64_t n = x.n - i < lanes ? x.n - i : lanes;
-            const bool copied = n < lanes || dim != x.dim || __is_same(Code, Packed);
+            const bool copied = n < lanes || dim != x.dim || __is_same(Code, FewBitCodes);
             if (x.head_stride) prefetch_next_rows(at.data, stride);
             if (copied) read_rows(x, at, n, rows);
             const float* const rotation = rotation_at(rotations, dim, i, 0);
@@ -101,7 +103,7 @@ void score_floats(const RotatedScores& x, bool scaled) {
                     const auto row = static_cast<int64_t>(sizeof(float)) * dim;
                     finish_rotated(x, pair, i, q->unit, dots_of_floats(rotated, rows, row, rotation, dim),
                                    nullptr);
-                } else if constexpr (!__is_same(Code, Packed)) {
+                } else if constexpr (!__is_same(Code, FewBitCodes)) {
                     finish_rotated(x, pair, i, q->unit, dots_of_floats(rotated, from, stride, rotation, dim),
                                    scaled ? reinterpret_cast<const float*>(at.scales) : nullptr);
                 }
@@ -116,7 +118,7 @@ void score_rotated(const RotatedScores& x) {
     if (DType(x.type) == DType::Q8) return score_q8(x);
     with_stored(x.type, [&]<class Stored>(Stored) {
         if constexpr (__is_same(typename Stored::Code, void))
-            score_floats<Packed>(x, false);
+            score_floats<FewBitCodes>(x, false);
         else if constexpr (!__is_same(typename Stored::Code, Int8))
             score_floats<typename Stored::Code>(x, Stored::scaled);
     });
@@ -124,18 +126,18 @@ void score_rotated(const RotatedScores& x) {
 
 int64_t extract_outliers(float* p, int64_t n, bool codes, int32_t pair, float factor, WeightStats* stats,
                          Outlier* to) {
-    // A weight is rounded to a part of the largest, as are all beside it but those of 0. In many bits that
-    // does not matter where their squares add up to so many times its own; in 8, as much as rounding rows to
-    // 8 bits does, where the mean of squares is such a part of its own.
+    // Quantisation errs by a fraction of the largest weight. With 15 bits that is negligible unless its
+    // square is more than 1 / kShare of the sum of squares. With 8 bits a weight is an outlier too if its
+    // square is more than kTop times the mean square: the error is then comparable to that of q8 rows.
     constexpr float kShare = 12, kTop = 12.5f, kMany = 1e38f;
     const float squares = stats->squares * factor * factor;
     stats->largest *= factor * factor;
-    float few = kShare;
+    float ratio = kShare;
     if (int8_weights && codes) {
-        Vec weighed = splat(0);
-        for (int64_t i = 0; i < n; i += lanes) weighed = weighed + min(load(p + i) * splat(kMany), splat(1));
-        stats->rows += sum(weighed);
-        if (stats->rows / kTop > kShare) few = stats->rows / kTop;
+        Vec nonzero = splat(0);
+        for (int64_t i = 0; i < n; i += lanes) nonzero = nonzero + min(load(p + i) * splat(kMany), splat(1));
+        stats->rows += sum(nonzero);
+        if (stats->rows / kTop > kShare) ratio = stats->rows / kTop;
     }
     int64_t n_outliers = 0;
     for (;;) {
@@ -147,8 +149,8 @@ int64_t extract_outliers(float* p, int64_t n, bool codes, int32_t pair, float fa
         }
         stats->squares = squares + sum(all);
         const float top = max_of(high);
-        if (!(top * top * few > stats->squares) || n_outliers == kMaxOutliers) break;
-        const auto is_outlier = [&](float weight) { return weight * weight * few > stats->squares; };
+        if (!(top * top * ratio > stats->squares) || n_outliers == kMaxOutliers) break;
+        const auto is_outlier = [&](float weight) { return weight * weight * ratio > stats->squares; };
         for (int64_t i = 0; i < n; i += lanes) {
             if (!is_outlier(max_of(load(p + i)))) continue;
             for (int64_t j = i; j < i + lanes && n_outliers < kMaxOutliers; ++j) {
@@ -170,7 +172,7 @@ namespace {
 
 void gather_q8(const AbsorbedValues& x, int64_t head, Strip& strip) {
     const int64_t stride = x.dim;
-    // Columns past the head's own are whatever follows in memory: at least the scales do.
+    // Reading past the last column of a head is safe: its scales follow in memory.
     each_lane(x, head, strip.column % stride, stride, strip, [&](const char* from, RowCodes* to) {
         transpose_rows(RowsOf<Int8>{from, static_cast<size_t>(stride)}, to);
     });
@@ -184,7 +186,7 @@ void absorb_q8(const AbsorbedValues& x) {
         each_block(x, [&](int64_t row, int64_t end) {
             const char* const all = head_of(x, row / kBlockTokens, head) + kBlockTokens * x.dim;
             const float* const from = reinterpret_cast<const float*>(all) + row % kBlockTokens;
-            if (end - row == kBlockTokens)  // without a call
+            if (end - row == kBlockTokens)  // constant size: inlined
                 memcpy(scales + row, from, kBlockTokens * sizeof(float));
             else
                 memcpy(scales + row, from, static_cast<size_t>(end - row) * sizeof(float));
@@ -199,7 +201,7 @@ void absorb_q8(const AbsorbedValues& x) {
     }
 }
 
-/// Columns [column, column + n), a strip, by integers.
+/// Adds columns [column, column + n), a strip, by products of int16.
 template <class Pairs>
 void add_rounded(const AbsorbedValues& x, int64_t column, int64_t n, const PairWeights& weights,
                  float* strip) {
@@ -239,7 +241,7 @@ void absorb_others(const AbsorbedValues& x) {
 
 constexpr int64_t kOutlierColumns = 256;
 
-/// One row for one pair, as floats.
+/// Adds one row times an outlier weight, in float32.
 void add_outlier(const AbsorbedValues& x, const Outlier& outlier) {
     const int64_t block = outlier.row / kBlockTokens, at = outlier.row % kBlockTokens;
     const HeadBytes bytes = head_bytes(DType(x.type), x.dim);

@@ -1,4 +1,4 @@
-// Products of absorbed rows of codes. For the units compiled once per ISA.
+// Dot products of absorbed rows with queries rotated by RoPE. For the units compiled once per ISA.
 #pragma once
 
 #include "kernels/cpu/attention_weights.h"
@@ -12,8 +12,8 @@ inline void store_rotated(float* to, Vec a, Vec b) {
     store(to + lanes, b);
 }
 
-/// The query as the first row of a block meets it: what the cosines of the rows after it are multiplied with,
-/// then what their sines are.
+/// Rotates a query to the position of the first row of a block. to: what is multiplied with the cosines of
+/// the rows' rotations relative to that row, then what is multiplied with their sines, dim each.
 template <class Number>
 void rotate_query(const RotatedQuery* query, const float* first, int64_t dim, Number* to) {
     const float *const q = reinterpret_cast<const float*>(query + 1), *const q_perp = q + dim;
@@ -30,20 +30,21 @@ void rotate_query(const RotatedQuery* query, const float* first, int64_t dim, Nu
     }
 }
 
-/// Rows at multiples of a stride, from one pointer: else each has an address of its own, and they are
-/// spilled.
-struct FromOne {
+/// Addresses of rows at multiples of a stride from one pointer: with a pointer for each row the compiler
+/// spills them.
+struct RowCursor {
     int64_t one, three;
 
-    explicit FromOne(int64_t stride) : one(stride), three(3 * stride) { asm("" : "+r"(one), "+r"(three)); }
-    /// Where row j is, `four` being where row j / 4 * 4 is; goes on to the next four.
+    explicit RowCursor(int64_t stride) : one(stride), three(3 * stride) { asm("" : "+r"(one), "+r"(three)); }
+    /// The address of row j; `four` is that of row j / 4 * 4, and is advanced to the next four.
     const char* operator()(int j, const char*& four) const {
         if (j > 0 && j % 4 == 0) four += 4 * one;
         return four + (j % 4 == 3 ? three : j % 4 * one);
     }
 };
 
-/// Products of a turned query with a vector of rows, `stride` bytes apart; turns: of the first of them.
+/// Dot products of a rotated query with `lanes` rows, `stride` bytes apart; rotations: those of the first of
+/// these rows on.
 template <class Stored>
 Vec dots_of_floats(const float* query, const Stored* rows, int64_t stride, const float* rotations,
                    int64_t dim) {
@@ -53,7 +54,7 @@ Vec dots_of_floats(const float* query, const Stored* rows, int64_t stride, const
     for (int64_t c = 0; c < dim; c += lanes) {
         const Vec cos_part = load(query + c), sin_part = load(query + dim + c);
         const float* const rotation = rotation_at(rotations, dim, 0, c);
-        const FromOne row(stride);
+        const RowCursor row(stride);
         const char* four = reinterpret_cast<const char*>(rows + c);
 #pragma GCC unroll 16
         for (int j = 0; j < lanes; ++j) {
@@ -65,7 +66,7 @@ Vec dots_of_floats(const float* query, const Stored* rows, int64_t stride, const
     return sums(acc);
 }
 
-/// Rows of a head, `dim` columns: those past its own meet zeros.
+/// Int8 rows of a head. dim is padded: columns past those of the head meet zeros of the query.
 struct RotatedRows {
     const char* data;
     int64_t stride;
@@ -73,8 +74,7 @@ struct RotatedRows {
     int64_t dim;
 };
 
-/// Calls for what will be read after a vector of a stored head's rows, which follow each other, as far behind
-/// them as memory is away.
+/// Prefetches what is read kAhead bytes after a vector of rows of a stored head, which are consecutive.
 inline void prefetch_next_rows(const char* rows, int64_t stride) {
     constexpr int64_t kAhead = 10 << 10, kLine = 64;
     const char *at = rows + kAhead, *const end = at + lanes * stride;
@@ -82,8 +82,8 @@ inline void prefetch_next_rows(const char* rows, int64_t stride) {
     for (; at < end; at += kLine) __builtin_prefetch(at, 0, 3);
 }
 
-/// Calls for a head's share of the block that follows one of whole rows, in the order of memory: for the
-/// second level, since their heads are read one after the other.
+/// Prefetches a head's share of the next block of whole rows, in the order of addresses, into L2: heads are
+/// read one after another.
 inline void prefetch_next_block(const RotatedScores& x, int64_t head) {
     constexpr int64_t kLine = 64;
     const int64_t bytes = kBlockTokens * static_cast<int64_t>(x.stride);
@@ -93,7 +93,8 @@ inline void prefetch_next_block(const RotatedScores& x, int64_t head) {
         __builtin_prefetch(from + at, 0, 2);
 }
 
-/// Products of a turned query with a vector of rows; those beyond the last (not `whole`) repeat it.
+/// Dot products of a rotated query with `lanes` Int8 rows from `first` on; if not `whole`, rows past the last
+/// repeat it.
 template <bool whole>
 Vec dots_of_rows(const int16_t* query, const RotatedRows& rows, int64_t first, int64_t n) {
     constexpr int64_t kColumns = 2 * lanes;
@@ -104,7 +105,7 @@ Vec dots_of_rows(const int16_t* query, const RotatedRows& rows, int64_t first, i
     for (int64_t c = 0; c < rows.dim; c += kColumns) {
         const Int16s cos_part = load_int16(query + c), sin_part = load_int16(query + rows.dim + c);
         const int16_t* const rotation = rotation_at(rows.rotations, rows.dim, first, c);
-        const FromOne at(rows.stride);
+        const RowCursor at(rows.stride);
         const char* four = data + c;
 #pragma GCC unroll 16
         for (int j = 0; j < lanes; ++j) {

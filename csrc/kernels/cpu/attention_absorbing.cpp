@@ -1,5 +1,5 @@
-// Attention of few queries over absorbed rows, absorbed_rows at a time: scores as its terms have them,
-// weights, then values for all heads (see absorb_values()).
+// Attention of few queries over absorbed rows, absorbed_rows at a time: scores by each term, online softmax,
+// then the weighted sum of values for all heads (see absorb_values()).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,18 +13,18 @@
 namespace slimrt::cpu {
 namespace {
 
-constexpr float kQ15One = 32767;  // of turns
+constexpr float kQ15One = 32767;  // 1 in Q15
 
-/// The columns of a head that turn together: fn(number of the pair, column, column).
+/// fn(i, a, b) for pair i of RoPE, which rotates columns a and b of a head.
 template <class Fn>
 void each_pair(const Rope& rope, const Fn& fn) {
     for (int i = 0; i < rope.n_rot / 2; ++i)
         rope.interleaved ? fn(i, 2 * i, 2 * i + 1) : fn(i, i, i + rope.n_rot / 2);
 }
 
-/// Calls for the turns of a row, whose place in a long table no cache has.
+/// Prefetches a row of the RoPE table, which is too long for the caches.
 void prefetch_rotation(const Rope& rope, int64_t position) {
-    constexpr int kFloats = 16;  // of a line
+    constexpr int kFloats = 16;  // of a cache line
     if (!rope || position >= rope.table.rows) return;
     for (int i = 0; i < rope.n_rot; i += kFloats) __builtin_prefetch(rope.table.f32(position) + i);
 }
@@ -33,10 +33,12 @@ constexpr auto to_q15 = [](float rotation) {
     return static_cast<int16_t>(kQ15One * rotation + (rotation < 0 ? -0.5f : 0.5f));
 };
 
-/// What rows of a block are turned by beside its first one; columns that do not turn have a cosine too.
+/// The rotation of each row of a block relative to its first row, which does not depend on the block: cosines
+/// and sines as rotation_at() has them. Columns without RoPE get cosine 1.
 template <class Number, class Make>
 void fill_row_rotations(const Rope& rope, int64_t dim, Number* to, const Make& make) {
-    float cos_part[kMaxRotatedDim / 2], sin_part[kMaxRotatedDim / 2];  // the first row, turned back
+    // The inverse rotation of row 0 of the table.
+    float cos_part[kMaxRotatedDim / 2], sin_part[kMaxRotatedDim / 2];
     const float* const first = rope ? rope.table.f32(0) : nullptr;
     each_pair(rope, [&](int i, int, int) {
         const float cosine = first[2 * i], sine = first[2 * i + 1], size = cosine * cosine + sine * sine;
@@ -64,8 +66,8 @@ void fill_row_rotations(const Rope& rope, int64_t dim, Number* to, const Make& m
 
 }  // namespace
 
-/// One query of a head for score_rotated(): q and q by a right angle, times the channels' scales, so that no
-/// turn of it exceeds 16 bits.
+/// Packs one query of a head for score_rotated(): q, and q rotated by 90 degrees, times the static scales of
+/// the channels, normalised so that no rotation exceeds int16.
 void AttentionRun::pack_rotated_query(const ScoreTerm& term, int head, const float* q, float* to) const {
     const int64_t dim = rotated_dim(term.dim);
     const float* const scale = term.row_scale ? term.row_scale.f32() + int64_t(head) * term.dim : nullptr;
@@ -75,7 +77,7 @@ void AttentionRun::pack_rotated_query(const ScoreTerm& term, int head, const flo
     float top = 0;
     const auto squares = [](double x, double y) { return x * x + y * y; };
     const auto root = [](double x) { return static_cast<float>(std::sqrt(x)); };
-    const auto widen = [&](float size) { top = size > top || size != size ? size : top; };  // NaN stays
+    const auto widen = [&](float size) { top = size > top || size != size ? size : top; };  // propagates NaN
     for (int64_t c = term.rope.n_rot; c < term.dim; ++c) widen(std::fabs(cos_part[c] = scaled(c, q[c])));
     const float* const first = term.rope ? term.rope.table.f32(0) : nullptr;
     each_pair(term.rope, [&](int i, int a, int b) {
@@ -93,7 +95,7 @@ void AttentionRun::pack_rotated_query(const ScoreTerm& term, int head, const flo
     *to = args_.scale * (usable ? top / (kQ15One - 1) : top < 1 ? 0 : nan);
 }
 
-/// What the terms' scores need of the queries, and of positions.
+/// Prepares queries and relative rotations for the scores of all terms.
 void AttentionRun::prepare_absorbed(const AttentionJob& job, float* scratch) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
     std::fill_n(weight_stats(scratch), pairs, WeightStats{});
@@ -118,7 +120,7 @@ void AttentionRun::prepare_absorbed(const AttentionJob& job, float* scratch) con
     }
 }
 
-/// Scores of the rows from `position` on, of one block.
+/// Scores of one term for the rows from `position` on, of one block, by score_rotated().
 void AttentionRun::score_by_rotation(const AttentionJob& job, size_t t, int64_t position, int64_t end,
                                      float* scratch, float* scores, size_t ld) const {
     const ScoreTerm& term = args_.scores[t];
@@ -161,7 +163,7 @@ void AttentionRun::score_by_rotation(const AttentionJob& job, size_t t, int64_t 
          .ld = ld});
 }
 
-/// What each query has for each stored head of whole rows, which has scales of its own.
+/// Splits queries by stored head of whole rows, each of which has scales of its own.
 void AttentionRun::group_queries(size_t t, int pairs, float* scratch) const {
     const Rows& rows = args_.scores[t].stored;
     const int64_t dim = rows.head_dim();
@@ -176,7 +178,7 @@ void AttentionRun::group_queries(size_t t, int pairs, float* scratch) const {
     }
 }
 
-/// Scores of whole rows from `position` on, of one block: the sums of their stored heads' products.
+/// Scores of whole rows from `position` on, of one block: the sum of the products with each stored head.
 void AttentionRun::score_by_groups(const AttentionJob& job, size_t t, int64_t position, int64_t end,
                                    float* scratch, float* scores, size_t ld) const {
     const Rows& rows = args_.scores[t].stored;
@@ -204,7 +206,7 @@ void AttentionRun::score_by_groups(const AttentionJob& job, size_t t, int64_t po
     }
 }
 
-/// Scores of the rows [position, end), which are of one block: by integers where the terms allow it.
+/// Scores of the rows [position, end), which are in one block; by integer products where the terms allow it.
 void AttentionRun::score_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
                                   float* state, float* scores, size_t ld) const {
     if (plan_.by_block) {
@@ -229,9 +231,9 @@ void AttentionRun::score_absorbed(const AttentionJob& job, int64_t position, int
     }
 }
 
-/// Scores of the rows [position, end) to weights.
-void AttentionRun::weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
-                                  float* state) const {
+/// Online softmax of the rows [position, end); rows around them get weight 0.
+void AttentionRun::softmax_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
+                                    float* state) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
     const int64_t rows = plan_.absorbed_rows, first = position % rows, n = end - position;
     for (int pair = 0; pair < pairs; ++pair) {
@@ -246,7 +248,7 @@ void AttentionRun::weigh_absorbed(const AttentionJob& job, int64_t position, int
     }
 }
 
-/// Weights that stand out to a list: how many.
+/// Moves outlier weights to a list; returns how many.
 int64_t AttentionRun::extract_outliers(int pairs, float* scratch) const {
     Outlier* const outliers = reinterpret_cast<Outlier*>(scratch + plan_.scratch.outliers);
     int64_t n = 0;
@@ -258,7 +260,7 @@ int64_t AttentionRun::extract_outliers(int pairs, float* scratch) const {
     return n;
 }
 
-/// Stored rows that all queries of the job see.
+/// Attention over stored rows that all queries of the job see.
 void AttentionRun::compute_absorbed(const AttentionJob& job, Span span, float* scratch, float* state) const {
     if (span.size() == 0) return;
     prepare_absorbed(job, scratch);
@@ -270,7 +272,7 @@ void AttentionRun::compute_absorbed(const AttentionJob& job, Span span, float* s
             score_absorbed(job, first, next, scratch, state,
                            scratch + plan_.scratch.absorbed + first % plan_.absorbed_rows, kAbsorbedRows);
         }
-        weigh_absorbed(job, position, end, scratch, state);
+        softmax_absorbed(job, position, end, scratch, state);
         const int64_t n_outliers = extract_outliers(plan_.heads_per_group * job.n_queries, scratch);
         for (size_t t = 0; t < args_.values.size(); ++t)
             absorb_values(job, t, {position, end}, plan_.heads_per_group * job.n_queries, n_outliers,
@@ -278,7 +280,7 @@ void AttentionRun::compute_absorbed(const AttentionJob& job, Span span, float* s
     }
 }
 
-/// Values by one term of some of absorbed_rows, for so many pairs.
+/// Adds the values of one term for a span within absorbed_rows, for n_pairs (head, query) pairs.
 void AttentionRun::absorb_values(const AttentionJob& job, size_t t, Span span, int64_t n_pairs,
                                  int64_t n_outliers, const float* factor, float* scratch,
                                  float* state) const {

@@ -1,18 +1,19 @@
-// Attention of few queries over a block of stored rows, head after head: what decoding spends its time on.
+// Attention of few queries over a block of stored rows, head after head: where decoding spends its time.
 // Compiled once per ISA.
 #include "kernels/cpu/attention_int8.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-constexpr int64_t kPairs = 64;  // (head, query) pairs whose scores are made before values are read
+constexpr int64_t kPairs = 64;  // (head, query) pairs whose scores are computed before values are read
 
 /// s[m][i] = scale * q[m] . rows[i] of Q queries.
 template <int Q, class Rows>
 void score(Queries q, const Rows& rows, int64_t n, float scale, Prefetch& next, float* s) {
     constexpr int R = tile / Q;
     const int64_t stride = static_cast<int64_t>(rows.stride);
-    constexpr bool is_f32 = __is_same(Rows, RowsOf<float>);  // of which some rows at once come sooner (Zen 4)
+    // Rows of f32 arrive sooner if several are prefetched at once (Zen 4).
+    constexpr bool is_f32 = __is_same(Rows, RowsOf<float>);
     const bool in_steps = prefetches_in_steps && !is_f32 && Q == 1 && !q.packed && q.dim >= lanes;
     const int64_t of_step = in_steps ? kStreams * stride / (q.dim / lanes) : 0;
     const auto some_rows = [&](const auto& some, int64_t count, float* out, PrefetchSteps ahead) {
@@ -55,7 +56,7 @@ void score_head(Queries q, int64_t n_q, const Head<Rows>& head, int64_t n, float
     for (m = 0; m < n_q; ++m) scale_rows(s + m * kBlockTokens, head.scales, n);
 }
 
-/// The same of rows whose channels have scales, a few queries at a time.
+/// The same for rows with a scale for each channel: the scales are folded into the queries, four at a time.
 template <class Rows>
 void score_channels(const BlockAttention& b, const float* q, int64_t n_q, const Head<Rows>& head,
                     Prefetch& next, float* s) {
@@ -79,7 +80,7 @@ void score_channels(const BlockAttention& b, const float* q, int64_t n_q, const 
     }
 }
 
-/// Scores of the queries [pair, pair + n_q) of a head of k.
+/// Scores of the queries [pair, pair + n_q) for one head of k.
 void score_pairs(const BlockAttention& b, int64_t head, int64_t pair, int64_t n_q, Prefetch& next, float* s) {
     with_head(b, b.k, head, b.k.by_channel && reads_codes(b.k), [&]<class Rows>(const Head<Rows>& rows) {
         const Queries q = Queries{b.q, static_cast<const char*>(b.packed_q), b.k.dim}.from(pair);
@@ -91,7 +92,7 @@ void score_pairs(const BlockAttention& b, int64_t head, int64_t pair, int64_t n_
     });
 }
 
-/// The same of all heads of k that the queries [query, query + n_q) of a head of v have.
+/// The same for all heads of k that queries [query, query + n_q) of a head of v use.
 void score_queries(const BlockAttention& b, int64_t head, int64_t query, int64_t n_q, Prefetch& next,
                    float* s) {
     const int64_t each = b.n_q / b.k_heads, end = query + n_q;
@@ -102,7 +103,7 @@ void score_queries(const BlockAttention& b, int64_t head, int64_t query, int64_t
     }
 }
 
-/// out = factor * out + weights * rows, a few rows at a time, so that calls for memory are spread out.
+/// out = factor * out + weights * rows, a few rows at a time, with prefetches in between.
 template <class Rows>
 void value_head(Product<Rows> x, int64_t dim, Prefetch& next) {
     const int64_t kRows = x.n_q == 1 ? 16 : 8;
@@ -122,18 +123,18 @@ void value_head(Product<Rows> x, int64_t dim, Prefetch& next) {
     }
 }
 
-/// What is added to the scores of the pair-th (head, query); nullptr: nothing.
+/// The bias of the scores of pair number `pair`, or nullptr.
 const float* bias_of(const BlockAttention& b, int64_t pair) {
     if (!b.bias) return nullptr;
     return b.bias + pair / b.n_queries * static_cast<int64_t>(b.bias_stride) - pair % b.n_queries;
 }
 
-/// The scores of the pair-th (head, query) as the softmax wants them.
+/// Applies the soft cap and the bias to the scores of pair number `pair`.
 void finish(const BlockAttention& b, int64_t pair, float* s) {
     if (b.score_cap > 0 || b.bias) finish_scores(s, b.n, b.score_cap, bias_of(b, pair));
 }
 
-/// Sums of k's rows beside those of v's: they have just been read for the scores.
+/// Adds weighted sums of k's rows too: they are still in the caches from the scores.
 void sum_keys(const BlockAttention& b, int64_t head, int64_t query, int64_t n_q, const float* p,
               const float* factors) {
     Prefetch none(b, b.k, 0, 0, nullptr);
@@ -151,8 +152,8 @@ void sum_keys(const BlockAttention& b, int64_t head, int64_t query, int64_t n_q,
     }
 }
 
-/// Heads [first, end), queries [query, query + n_q) of each: all scores, then all weights, then all values,
-/// so that memory is read in order and no head waits for its softmax.
+/// Heads [first, end), queries [query, query + n_q) of each: first all scores, then all softmax, then all
+/// values, so that memory is read in order and no head waits for its softmax.
 void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t query, int64_t n_q) {
     float scores[kPairs * kBlockTokens], factors[kPairs];
     const auto pair = [&](int64_t head) { return head * b.n_q + query; };
@@ -199,13 +200,13 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
     }
 }
 
-/// 64 elements of a query, times a factor.
+/// Quantises 64 elements of a query times a factor as 128 high + low.
 template <class Digit>
 void pack_some(const float* x, float factor, Digit* high, Digit* low, PackedQuery* packed) {
     if constexpr (integer_channels) {
-        split_digits(x, factor, high, low);  // no code is raised there
+        split_digits(x, factor, high, low);  // there rows have no bias
     } else {
-        constexpr float magic = 0x1.8p23f;  // adding it rounds to whole numbers
+        constexpr float magic = 0x1.8p23f;  // adding it rounds to integers
         float codes[64];
         for (int i = 0; i < 64; ++i) {
             const float code = x[i] * factor + magic - magic;
@@ -217,7 +218,7 @@ void pack_some(const float* x, float factor, Digit* high, Digit* low, PackedQuer
         for (int i = 0; i < 16; ++i) {
             const float four = codes[4 * i] + codes[4 * i + 1] + codes[4 * i + 2] + codes[4 * i + 3];
             const auto bias =
-                128 * static_cast<uint32_t>(static_cast<int32_t>(four));  // modulo 2^32, as sums are
+                128 * static_cast<uint32_t>(static_cast<int32_t>(four));  // modulo 2^32, like the sums
             packed->start[i] = static_cast<int32_t>(static_cast<uint32_t>(packed->start[i]) - bias);
             packed->total = static_cast<int32_t>(static_cast<uint32_t>(packed->total) - bias);
         }
@@ -227,7 +228,7 @@ void pack_some(const float* x, float factor, Digit* high, Digit* low, PackedQuer
 }  // namespace
 
 void pack_query(const float* q, int64_t dim, void* to) {
-    // So much that no lane's sum of products with codes overflows, where all columns are as large as can be.
+    // The largest code for which no lane of the int32 sums can overflow, whatever the rows are.
     const int64_t of_lane = dim <= kMaxTransposedDim ? dim : (dim + kCodes - 1) / kCodes * 4;
     const int64_t room = 0x7fffffff / (127 * of_lane);
     const auto max_code = static_cast<float>(room < 127 * 128 ? room : 127 * 128);
@@ -235,7 +236,7 @@ void pack_query(const float* q, int64_t dim, void* to) {
     int8_t* high = reinterpret_cast<int8_t*>(packed + 1);
     int8_t* low = high + packed_digits(dim);
     const float top = largest(q, dim);
-    // Sizes beyond these are no numbers to multiply with.
+    // Outside this range the scale itself would overflow or underflow.
     const bool usable = top >= 0x1p-100f && top <= 0x1p100f;
     const float shrink = usable ? max_code / top : 0;
     packed->scale = usable || top == 0 ? top / max_code : top < 1 ? 0 : __builtin_nanf("");

@@ -1,5 +1,6 @@
-// Attention over codes as they are stored: the scales and minima of channels go into the queries, those of
-// tokens into the softmax weights, and a code is unpacked in registers. For the units compiled once per ISA.
+// Attention over codes without dequantising rows: scales and minima of channels are folded into the queries,
+// those of tokens into the softmax weights, and codes are unpacked in registers. For the units compiled once
+// per ISA.
 #pragma once
 
 #include "kernels/cpu/attention_heads.h"
@@ -7,7 +8,7 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-/// n pairs as floats, scales and minima.
+/// Splits n pairs of scale and minimum into floats.
 inline void split_scales(const ScaleAndMin* from, int64_t n, float* scales, float* mins) {
     const Half* const halves = reinterpret_cast<const Half*>(from);
     int64_t i = 0;
@@ -31,7 +32,7 @@ inline float dot(const float* a, const float* b, int64_t n) {
     return sum(total);
 }
 
-/// A query for the codes of rows whose channels have scales; returns what the minima add to its scores.
+/// Multiplies a query by the scales of the channels; returns what their minima add to its scores (q . min).
 template <class Rows>
 float fold_channels(const float* q, const void* scales, int64_t dim, float* folded) {
     if constexpr (is_codes<Rows>) {
@@ -52,16 +53,17 @@ float fold_channels(const float* q, const void* scales, int64_t dim, float* fold
     }
 }
 
-/// What a query is to the channels of a block: a and b of each pair, as they are beside the cosine of a row's
-/// turn and beside its sine, times the channels' scales; and what the minima add. Columns that are not turned
-/// follow, once.
+/// A query folded with the channels of a block, for keys stored before RoPE. With q rotated back by the first
+/// row of the block, and (a, b) a pair of key columns with their scales and minima, row i contributes cos_i *
+/// (cos_a a + cos_b b + cos_min) + sin_i * (sin_a a + sin_b b + sin_min), where cos_i, sin_i rotate from the
+/// first row to row i. rest: columns without RoPE; rest_min: what their minima add.
 struct FoldedQuery {
     static constexpr int64_t kMaxDim = kMaxRotatedDim;
     float cos_a[kMaxDim / 2], cos_b[kMaxDim / 2], sin_a[kMaxDim / 2], sin_b[kMaxDim / 2];
     float cos_min[kMaxDim / 2], sin_min[kMaxDim / 2], rest[kMaxDim], rest_min;
 };
 
-/// Elements a and b of the pairs from the i-th on.
+/// Columns a and b of pairs i ... i + lanes - 1.
 template <class Row>
 inline void load_pairs(const Row& row, const BlockRope& rope, int64_t i, Vec* a, Vec* b) {
     if (rope.interleaved) return deinterleave(load(row + 2 * i), load(row + (2 * i + lanes)), a, b);
@@ -77,7 +79,7 @@ inline void fold_rotated(const BlockRope& rope, const float* q, const float* sca
         load_pairs(q, rope, i, &q_a, &q_b);
         load_pairs(scale, rope, i, &scale_a, &scale_b);
         load_pairs(min, rope, i, &min_a, &min_b);
-        const Vec a = q_a * c + q_b * s, b = q_b * c - q_a * s;  // turned back by the first row
+        const Vec a = q_a * c + q_b * s, b = q_b * c - q_a * s;  // rotated back by the first row
         store(to->cos_a + i, a * scale_a);
         store(to->cos_b + i, b * scale_b);
         store(to->sin_a + i, b * scale_a);
@@ -92,12 +94,12 @@ inline void fold_rotated(const BlockRope& rope, const float* q, const float* sca
     }
 }
 
-/// Lane by lane, q . row of the columns that are turned, by whole groups: these and what they are turned
-/// with.
+/// Lane by lane, q . row over the columns with RoPE, by whole groups of codes. rotation: cosines, then sines
+/// of the row.
 template <int bits>
 Vec rotated_groups(const FoldedQuery& q, CodeAt<bits> row, const float* rotation, int64_t pairs) {
     constexpr int64_t kGroup = StoredFew<bits>::kGroup;
-    Vec sums[4];  // that do not wait for each other
+    Vec sums[4];  // independent, to hide latency
     for (Vec& sum : sums) sum = splat(0);
     for (int64_t i = 0; i < pairs; i += kGroup) {
         Vec a[kGroup / lanes], b[kGroup / lanes];
@@ -118,7 +120,7 @@ Vec rotated_groups(const FoldedQuery& q, CodeAt<bits> row, const float* rotation
     return sums[0] + sums[1] + (sums[2] + sums[3]);
 }
 
-/// Lane by lane, acc[j] = q . rows[first + j], turned, of R rows.
+/// Lane by lane, acc[j] = q . rows[first + j] with RoPE, of R rows.
 template <int R, class Rows>
 [[gnu::always_inline]] inline void rotated_rows(const FoldedQuery& q, const BlockRope& rope, const Rows& rows,
                                                 int64_t first, int64_t dim, Vec* acc) {
@@ -151,8 +153,7 @@ template <int R, class Rows>
         for (int j = 0; j < R; ++j) acc[j] = fma(load(q.rest + c), load(rows.row(first + j) + c), acc[j]);
 }
 
-/// out[i] = q . rows[first + i], turned, of n rows, at most a vector of them; the last ones of a text one by
-/// one.
+/// out[i] = q . rows[first + i] with RoPE, of n <= lanes rows; fewer than lanes one by one.
 template <class Rows>
 Vec rotated_dots(const FoldedQuery& q, const BlockRope& rope, const Rows& rows, int64_t first, int64_t n,
                  int64_t dim) {
@@ -168,7 +169,7 @@ Vec rotated_dots(const FoldedQuery& q, const BlockRope& rope, const Rows& rows, 
     return sums(acc) + splat(q.rest_min);
 }
 
-/// Scales and minima of channels as floats.
+/// Scales and minima of channels as floats; minima are 0 for 8-bit codes.
 template <class Rows>
 void channel_scales(const void* from, int64_t dim, float* scales, float* mins) {
     if constexpr (is_codes<Rows>) {
@@ -181,7 +182,7 @@ void channel_scales(const void* from, int64_t dim, float* scales, float* mins) {
     }
 }
 
-/// s[m][i] = scale * q[m] . rows[i] of keys stored before RoPE, whose channels have scales.
+/// s[m][i] = scale * q[m] . RoPE(rows[i]) for keys stored before RoPE, with a scale for each channel.
 template <class Rows>
 void score_unrotated_keys(const BlockAttention& b, const float* q, int64_t n_q, const Head<Rows>& head,
                           Prefetch& next, float* s) {
@@ -202,8 +203,8 @@ void score_unrotated_keys(const BlockAttention& b, const float* q, int64_t n_q, 
     }
 }
 
-/// out = factor * out + weights * rows, whose channels have scales: of sums of codes, which scratch takes,
-/// kBlockTokens * dim floats.
+/// out = factor * out + weights * rows, with a scale for each channel: sums of codes first, then scales.
+/// scratch: kBlockTokens * dim floats.
 template <class Rows>
 void sum_channels(const Product<Rows>& x, const void* scales, int64_t dim, float* scratch) {
     float scale[FoldedQuery::kMaxDim], min[FoldedQuery::kMaxDim];
@@ -224,13 +225,13 @@ void sum_channels(const Product<Rows>& x, const void* scales, int64_t dim, float
     }
 }
 
-/// What softmax weights are for the codes of a group of columns: times the scales of its rows, and what the
-/// minima add to each column.
+/// Softmax weights for the codes of one group of columns: times the scale of the group in each row; lowest:
+/// the sum of weight * minimum, which every column gets.
 struct GroupWeights {
     float weights[kBlockTokens], lowest;
 };
 
-/// One query, G groups of columns at once, so that sums do not wait for each other.
+/// One query, G groups of columns at a time, so that there are enough independent sums.
 template <int G, class Rows>
 void add_groups(const Product<Rows>& x, int64_t m, int64_t column, const GroupWeights* groups) {
     constexpr int V = StoredFew<4>::kGroup / lanes;
@@ -263,8 +264,8 @@ void add_groups(const Product<Rows>& x, int64_t m, int64_t column, const GroupWe
     for (int j = 0; j < G * V; ++j) store(out + j * lanes, acc[j]);
 }
 
-/// out = factor * out + weights * rows, whose groups of columns have scales and minima in each row. `scratch`
-/// takes two floats for each.
+/// out = factor * out + weights * rows, where groups of columns have a scale and a minimum in each row.
+/// scratch: two floats for each group of each row.
 template <class Rows>
 void value_codes(const Product<Rows>& x, const void* scales, int64_t dim, int64_t head_stride, Prefetch& next,
                  float* scratch) {
@@ -276,7 +277,7 @@ void value_codes(const Product<Rows>& x, const void* scales, int64_t dim, int64_
     for (int64_t g = 0, some; g < groups; g += some) {
         some = x.n_q == 1 && groups - g >= kAtOnce ? kAtOnce : 1;
         next.advance(head_stride / groups * some);
-        GroupWeights of[kQueries];  // of queries, or of groups for one of them
+        GroupWeights of[kQueries];  // of all queries, or of several groups for one query
         for (int64_t k = 0; k < some; ++k) {
             float scale[kBlockTokens], min[kBlockTokens];
             for (int64_t i = 0; i < x.n; ++i) {

@@ -1,5 +1,5 @@
-// Attention of few queries block by block (see attend_block()), or in two passes with values read by a
-// budget.
+// Attention of few queries block by block (see attend_block()), or in two passes, where the second reads only
+// values whose weights exceed a budget.
 #include <algorithm>
 #include <cstring>
 
@@ -8,7 +8,7 @@
 
 namespace slimrt::cpu {
 
-/// The rows from `position` on of the heads from `group` on, as far as they lie in one block.
+/// The rows from `position` on, of the heads from `group` on, that are in one block.
 template <class Term>
 BlockRows AttentionRun::rows_of(const Term& term, const AttentionJob& job, bool fresh, int64_t position,
                                 int64_t end, int group) const {
@@ -35,15 +35,15 @@ BlockRows AttentionRun::rows_of(const Term& term, const AttentionJob& job, bool 
             .by_channel = run.by_channel};
 }
 
-/// Of keys from `position` on.
+/// The rotations of keys from `position` on.
 BlockRope AttentionRun::rope_at(int64_t position, const float* scratch) const {
     const Rope& rope = args_.scores[0].rope;
     if (!rope) return {};
     return {rope.table.f32(position), scratch + plan_.scratch.rotations, rope.n_rot, rope.interleaved};
 }
 
-/// What rows after a first one are turned by beside it, which is the same from wherever one counts: the
-/// quotient of two rows of the table, less the factor that both have.
+/// Rotations of rows relative to the first row of a block, which are the same for every block: the quotient
+/// of two rows of the table (complex numbers), which cancels a factor common to all rows (YaRN).
 void AttentionRun::fill_rotations(float* scratch) const {
     const Rope& rope = args_.scores[0].rope;
     const int64_t pairs = rope.n_rot / 2;
@@ -61,7 +61,7 @@ void AttentionRun::fill_rotations(float* scratch) const {
     }
 }
 
-/// The block of the row at `position`, up to `end`, for n_groups groups of the job from the group-th on.
+/// The block that contains `position`, up to `end`, for n_groups groups of the job from `group` on.
 BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64_t position, int64_t end,
                                       int group, int n_groups, float* scratch, float* state) const {
     const ScoreTerm& score = args_.scores[0];
@@ -99,9 +99,9 @@ BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64
             .keys_stride = keys_stride};
 }
 
-/// Copies the biases of some groups' heads for the rows from `position` on, before the first of kBiasRows of
-/// them. In the table the 32 columns of a block are on another page in every head, which rows that stream by
-/// drive out of the TLB; here they are side by side. Columns before them are those of later queries.
+/// Copies the biases of some heads for the next kBiasRows rows, when the first of these is reached. In the
+/// table the 32 columns of a block are on a different page for every head, which streaming rows evict from
+/// the TLB; here they are adjacent. The columns before them belong to later queries.
 void AttentionRun::copy_biases(const AttentionJob& job, Span span, int64_t position, int group, int n_groups,
                                float* scratch) const {
     constexpr int64_t kRows = AttentionPlan::kBiasRows;
@@ -118,7 +118,7 @@ void AttentionRun::copy_biases(const AttentionJob& job, Span span, int64_t posit
     }
 }
 
-/// Rows that all queries of the job see.
+/// Attention over rows that all queries of the job see.
 void AttentionRun::compute_blocks(const AttentionJob& job, bool fresh, Span span, float* scratch,
                                   float* state) const {
     if (args_.scores[0].rope && span.size() > 0) fill_rotations(scratch);
@@ -131,35 +131,37 @@ void AttentionRun::compute_blocks(const AttentionJob& job, bool fresh, Span span
     }
 }
 
-/// Stored rows that all queries of the job see: scores and weights of all of them, then the values that the
-/// budget does not spare, some groups at a time. A budget of each part and each head is one of the whole.
+/// Attention over stored rows that all queries of the job see, some groups at a time: scores and softmax of
+/// all rows first, then only the values that the budget does not skip. A budget kept for each part and head
+/// is kept for the whole.
 void AttentionRun::compute_by_budget(const AttentionJob& job, Span span, float* scratch, float* state,
                                      SparseCounts& counts) const {
     const int64_t n = span.size();
     if (n == 0) return;
     const int n_q = plan_.heads_per_group * job.n_queries, max_groups = AttentionPlan::groups_by_budget(n_q);
-    const size_t ld = spread_stride(n);
-    float* const spread = scratch + plan_.scratch.spread;
+    const size_t ld = row_score_stride(n);
+    float* const row_scores = scratch + plan_.scratch.row_scores;
     for (int group = 0, groups; group < job.n_groups; group += groups) {
         groups = std::min(max_groups, job.n_groups - group);
         for (int64_t position = span.first; position < span.end;) {
             copy_biases(job, span, position, group, groups, scratch);
             const BlockAttention block =
                 block_at(job, false, position, span.end, group, groups, scratch, state);
-            isa_.score_block(block, spread + (position - span.first), ld);
+            isa_.score_block(block, row_scores + (position - span.first), ld);
             position += block.n;
         }
         for (int i = 0; i < groups; ++i) {
             const int64_t n_kept =
-                keep_rows(n, (group + i) * n_q, n_q, spread + i * n_q * ld, scratch, state);
+                keep_rows(n, (group + i) * n_q, n_q, row_scores + i * n_q * ld, scratch, state);
             counts.rows += n;
             counts.skipped += n - n_kept;
-            add_kept_values(job, group + i, span, n_kept, spread + i * n_q * ld, scratch, state);
+            add_kept_values(job, group + i, span, n_kept, row_scores + i * n_q * ld, scratch, state);
         }
     }
 }
 
-/// Makes weights of the scores of n_q queries, and a list of the rows that one of them needs: how many.
+/// Softmax of the scores of n_q queries, and a list of the rows that at least one of them needs; returns its
+/// length.
 int64_t AttentionRun::keep_rows(int64_t n, int first_pair, int n_q, float* scores, float* scratch,
                                 float* state) const {
     const int64_t dim = args_.values[0].dim;
@@ -168,12 +170,12 @@ int64_t AttentionRun::keep_rows(int64_t n, int first_pair, int n_q, float* score
     std::fill_n(keep, n, uint8_t(0));
     for (int m = 0; m < n_q; ++m) {
         const int pair = first_pair + m;
-        float* const weights = scores + m * spread_stride(n);
+        float* const weights = scores + m * row_score_stride(n);
         float* const values = state + plan_.state.values[0] + pair * row_stride(dim);
         const float factor =
             isa_.softmax(weights, n, state + plan_.state.max + pair, state + plan_.state.sum + pair);
         isa_.values(weights, 0, 1, &factor, static_cast<uint32_t>(DType::F32), values, 0, 0, dim, values,
-                    0);  // no rows: values times the factor
+                    0);  // no rows: multiplies values by the factor
         isa_.keep_rows(weights, n, args_.sparse_threshold, keep);
     }
     int64_t n_kept = 0;
@@ -184,7 +186,7 @@ int64_t AttentionRun::keep_rows(int64_t n, int first_pair, int n_q, float* score
     return n_kept;
 }
 
-/// Some rows at a time, the next ones called for meanwhile.
+/// Adds the values of listed rows, a few at a time, while the next ones are prefetched.
 void AttentionRun::add_kept_values(const AttentionJob& job, int group, Span span, int64_t n_kept,
                                    const float* weights, float* scratch, float* state) const {
     const ValueTerm& term = args_.values[0];
@@ -223,7 +225,7 @@ void AttentionRun::add_kept_values(const AttentionJob& job, int group, Span span
                               .scales = a.scales,
                               .index = list + first,
                               .p = weights,
-                              .ld = spread_stride(span.size()),
+                              .ld = row_score_stride(span.size()),
                               .values = state + plan_.state.values[0] + group * n_q * row_stride(term.dim),
                               .values_stride = row_stride(term.dim),
                               .rows = scratch + plan_.scratch.rows,

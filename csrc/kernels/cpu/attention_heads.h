@@ -1,4 +1,4 @@
-// One head's rows of a block, as what they are. For the units compiled once per ISA.
+// The rows of one head in a block, with their element type. For the units compiled once per ISA.
 #pragma once
 
 #include "kernels/cpu/attention_tiles.h"
@@ -7,8 +7,8 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-/// Calls for what will be read: the heads from `head` on, then what follows from `then` on. The CPU foresees
-/// no page but the one being read.
+/// Prefetches the heads from `head` on in the order they are read, then the memory at next_region: hardware
+/// prefetchers stop at the end of a page.
 class Prefetch {
   public:
     Prefetch(const BlockAttention& b, const BlockRows& rows, int64_t n_heads, int64_t head,
@@ -21,7 +21,7 @@ class Prefetch {
         at_ += end_ - at_ < ahead_ ? end_ - at_ : ahead_;
     }
 
-    /// As the next `bytes` are read. One copy: it is called from everywhere.
+    /// Prefetches the next `bytes`, as many as are read meanwhile. Not inlined: it is called from everywhere.
     [[gnu::noinline]] void advance(int64_t bytes) {
         if (hint_ == Hint::none) return;
         if (at_ >= end_ && next_region_) {
@@ -36,7 +36,8 @@ class Prefetch {
         at_ += whole;
     }
 
-    /// The same, to be called for in steps of so many bytes; what lies elsewhere at once.
+    /// The same in steps of `step` bytes for the caller to make; what lies in the next region is prefetched
+    /// at once.
     PrefetchSteps in_steps(int64_t bytes, int64_t step) {
         if (hint_ == Hint::none || at_ + bytes > end_) {
             advance(bytes);
@@ -53,7 +54,8 @@ class Prefetch {
     const char *at_, *end_, *next_region_;
 };
 
-/// One head's rows and their scales: one a row, or none. Or others: of channels, of groups of few bits.
+/// The rows of one head. scales: one for each row, or nullptr; group_scales: of channels, or of groups of
+/// few-bit codes.
 template <class Rows>
 struct Head {
     Rows rows;
@@ -66,7 +68,7 @@ constexpr bool is_codes = false;
 template <int bits>
 constexpr bool is_codes<CodeRows<bits>> = true;
 
-/// Rows whose channels may have scales, in place of the rows themselves.
+/// Element types that may have a scale for each channel instead of each row.
 template <class Rows>
 constexpr bool has_channels = is_codes<Rows>;
 template <>
@@ -74,8 +76,8 @@ constexpr bool has_channels<RowsOf<Int8>> = true;
 template <>
 constexpr bool has_channels<RowsOf<E4M3>> = true;
 
-/// Whether the common widths have code of their own; for CPUs without vectors of their own it is small
-/// instead. With many registers FP8 gains nothing by it (Zen 4).
+/// Whether heads of 64 and 128 columns have code of their own; portable code is small instead. With 32
+/// registers it gains nothing for FP8 (Zen 4).
 template <class Stored>
 constexpr bool has_widths = lanes * registers > 64 &&
                             (registers == 16 || sizeof(Stored) > 1 || RowsOf<Stored>::is_int8);
@@ -94,10 +96,10 @@ void with_width(const BlockRows& rows, const char* data, const float* scales, co
     fn(Head<RowsOf<Stored>>{any, scales});
 }
 
-/// Whether a head's codes of few bits can be read as they are: as whole vectors.
+/// Whether codes of few bits can be read as stored: the head is whole groups.
 inline bool reads_codes(const BlockRows& rows) { return rows.dim % StoredFew<4>::kGroup == 0; }
 
-/// Calls fn with a head's rows as what they are; few bits as codes, or made f32 in scratch first.
+/// fn(Head) for one head: codes of few bits either as they are, or dequantised to scratch first.
 template <class Fn>
 void with_head(const BlockAttention& b, const BlockRows& rows, int64_t head, bool codes, const Fn& fn) {
     const char* const data = static_cast<const char*>(rows.data) + head * rows.head_stride;
@@ -121,7 +123,7 @@ void with_head(const BlockAttention& b, const BlockRows& rows, int64_t head, boo
     });
 }
 
-/// s[i] *= scales[i], which lie anywhere.
+/// s[i] *= scales[i]; scales need not be aligned.
 inline void scale_rows(float* s, const float* scales, int64_t n) {
     int64_t i = 0;
     for (; i + lanes <= n; i += lanes) store(s + i, load(s + i) * load(scales + i));

@@ -1,5 +1,5 @@
-// Scores and values of Int8 rows with integer products, where the ISA has them (integer_scores), and scores
-// of codes of few bits (integer_channels). For the units compiled once per ISA.
+// Scores and values of Int8 rows by integer products, where the ISA has fast ones (integer_scores), and
+// scores of codes of few bits (integer_channels). For the units compiled once per ISA.
 #pragma once
 
 #include "kernels/cpu/attention_codes.h"
@@ -7,9 +7,9 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-constexpr int64_t kCodes = 4 * lanes;  // of a vector
+constexpr int64_t kCodes = 4 * lanes;  // codes in a vector
 
-/// A q that is packed, or floats alone: nullptr.
+/// Queries as floats and, if not nullptr, packed by pack_query().
 struct Queries {
     const float* floats;
     const char* packed;
@@ -20,11 +20,11 @@ struct Queries {
     }
 };
 
-/// Rows whose scores are sums of integers.
+/// Element types whose scores are computed by integers.
 template <class Rows>
 constexpr bool has_integer_scores = integer_scores && (Rows::is_int8 || (integer_channels && is_codes<Rows>));
 
-/// Vectors of codes that are read at a time: of Int8 one; of few bits a group.
+/// Vectors of codes that are loaded at a time: one of Int8, a group of few-bit codes.
 template <class At>
 constexpr int vectors_of = 1;
 template <int bits>
@@ -39,7 +39,7 @@ void read_codes(CodeAt<bits> row, Codes (&to)[n]) {
     unpack_group(FewBits<bits>(), row.row + row.column / 32 * (4 * bits), to);
 }
 
-/// As dots_tile() with integers.
+/// dots_tile() with integers.
 template <int Q, class Rows, class Some = Int8>
 void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out) {
     constexpr int R = tile / Q, half = R / 2, vectors = vectors_of<decltype(rows.row(0))>;
@@ -100,22 +100,22 @@ void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out)
     }
 }
 
-/// Scores: to add the lanes of few is not worth transposing rows.
+/// For scores: with few lanes horizontal sums are cheaper than transposing rows.
 constexpr bool transposes_scores = lanes > 4;
-/// Fewer queries than this do not pay for transposing rows.
+/// Transposing rows pays from this many queries on.
 constexpr int64_t kMinQueriesToTranspose = lanes > 4 ? 2 : 1;
-constexpr int64_t kMaxTransposedDim = 1280;  // whole rows of an encoder, too
+constexpr int64_t kMaxTransposedDim = 1280;  // the whole rows of an encoder fit
 
-/// Values: a quarter of the instructions that widening codes to floats takes, for one query too.
+/// For values, also of one query: a quarter of the instructions of widening codes to floats.
 inline bool transposes_values(int64_t dim) { return dim % 64 == 0 && dim <= kMaxTransposedDim; }
 inline bool worth_transposing(int64_t n_q, int64_t dim) {
     return n_q >= kMinQueriesToTranspose && transposes_values(dim);
 }
 
-/// Rows that are transposed at a time: the lanes of a vector of sums.
+/// Rows that are transposed at a time, one for each lane of the sums.
 constexpr int64_t kTransposedRows = 16;
 
-/// Scores of Q queries for as many rows, codes[k] four columns (from 4 k on) of each.
+/// Scores of Q queries for kTransposedRows rows; codes[k] has columns 4 k ... 4 k + 3 of each.
 template <int Q, class Codes>
 void transposed_scores(Queries q, const Codes* codes, float scale, Prefetch* next, float* s) {
     using Sums = decltype(zero_sums(Codes{}));
@@ -145,7 +145,7 @@ void transposed_scores(Queries q, const Codes* codes, float scale, Prefetch* nex
         store(s + m * kBlockTokens, join_digits(highs[m], lows[m]) * splat(scale * query[m]->scale));
 }
 
-/// A block's rows, all of them: those that it has not are zeros, in `to`.
+/// All kBlockTokens rows of a block; if there are only n, copied to `to` and padded with zeros.
 template <class Rows>
 RowsOf<Int8> whole_block(const Rows& rows, int64_t n, int64_t dim, Int8* to) {
     if (n == kBlockTokens) return {rows.row(0), rows.stride};
@@ -180,15 +180,15 @@ void integer_scores_of(Queries q, int64_t n_q, const Rows& rows, float scale, Pr
     }
 }
 
-/// Weights of the rows of a block as unit * (128 high + low), rounded to about 15 bits of the largest.
+/// Softmax weights of a block quantised to about 15 bits of the largest: unit * (128 high + low).
 struct QuantisedWeights {
     uint8_t high[kBlockTokens], low[kBlockTokens];
     float unit;
 };
 
-/// False: they are no numbers to do this with.
+/// Returns false if a weight is not finite.
 inline bool split_weights(const float* p, int64_t n, QuantisedWeights* digits) {
-    constexpr float kMaxCode = 127 * 128, magic = 0x1p23f;  // adding it rounds to whole numbers
+    constexpr float kMaxCode = 127 * 128, magic = 0x1p23f;  // adding it rounds to integers
     uint32_t bits[kBlockTokens] = {}, max_bits = 0;
     memcpy(bits, p, static_cast<size_t>(n) * sizeof(float));
     for (int i = 0; i < kBlockTokens; ++i) max_bits = bits[i] > max_bits ? bits[i] : max_bits;
@@ -207,7 +207,7 @@ inline bool split_weights(const float* p, int64_t n, QuantisedWeights* digits) {
     return true;
 }
 
-/// kCodes columns of Q queries: out = factor * out + weights * rows, the rows transposed to quadruples of
+/// out = factor * out + weights * rows for kCodes columns of Q queries; the rows are transposed to quads of
 /// four rows.
 template <int Q, class Rows, class Codes>
 void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const QuantisedWeights* digits,
@@ -220,7 +220,7 @@ void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const Qu
         for (int j = 0; j < 4; ++j) highs[k][j] = lows[k][j] = zero_sums(Codes{});
     }
     int64_t n = kBlockTokens / 4;
-    if constexpr (lanes < 16) asm("" : "+r"(n));  // unrolled, it would want more registers than there are
+    if constexpr (lanes < 16) asm("" : "+r"(n));  // keeps the loop rolled: unrolled it would spill registers
     for (int64_t t = 0; t < n; ++t) {
 #pragma GCC unroll 2
         for (int k = 0; k < Q; ++k) {
@@ -246,8 +246,8 @@ void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const Qu
     }
 }
 
-/// out = factor * out + weights * rows for a multiple of 64 columns of a whole block, of whose rows the first
-/// x.n have weights; false, and nothing done, if these are not numbers.
+/// out = factor * out + weights * rows for a multiple of 64 columns of a whole block, of which the first x.n
+/// rows have weights. Returns false, without effect, if a weight is not finite.
 template <class Rows>
 bool integer_values(const Product<Rows>& x, int64_t dim, Prefetch& next) {
     using Codes = decltype(load_biased(x.rows.row(0)));

@@ -1,5 +1,5 @@
-// Absorbed rows that matter, a list of them for each pair: by a budget of softmax weight. Compiled once per
-// ISA.
+// Sparse attention over absorbed rows: each (head, query) pair has a list of the rows whose weights exceed a
+// budget. Compiled once per ISA.
 #include "kernels/cpu/attention_heads.h"
 #include "kernels/cpu/softmax_budget.h"
 
@@ -20,9 +20,9 @@ SkippedWeights skip_weights_by(float* p, int64_t n, float budget, const Counts& 
     return {sum(mass), sum(used)};
 }
 
-/// Rows `data` bytes behind a first one.
+/// Rows at byte offsets from a first one.
 template <class Stored>
-struct RowsBehind {
+struct RowsAtOffsets {
     const char* first;
     const int64_t* data;
 
@@ -30,12 +30,12 @@ struct RowsBehind {
 };
 
 constexpr bool two_digits = sizeof(WeightCode) == 1;
-/// Rows at a time: sums of products fit 32 bits, and where rows are pages apart their lines stay in one set.
+/// Rows at a time: sums of products fit 32 bits, and rows that are pages apart fit the ways of one cache set.
 constexpr int64_t kListed = 2 * lanes > 16 ? 2 * lanes : 16;
 constexpr int64_t kStrip = absorbed_vectors * lanes;
 
-/// Weights times the scales of their rows, as integers: of one sign, so two digits of 7 bits where a product
-/// takes 8, which rounds them as finely as anyone would notice.
+/// Softmax weights times the scales of their rows, quantised. They are not negative, so two digits of 7 bits
+/// each where products take 8 bits.
 class ListedWeights {
   public:
     ListedWeights(const ListedRows& list, int64_t first, int64_t n, const char* base, size_t head_stride) {
@@ -86,16 +86,16 @@ class ListedWeights {
     float unit_;
 };
 
-/// Those of the list from `at` on, the last one again where there are no more.
+/// Rows of the list from `at` on; past the end the last one again.
 template <class Rows>
-struct RowsFrom {
+struct ClampedRows {
     const Rows& rows;
     int64_t at, last;
 
     auto row(int64_t i) const { return rows.row(at + i < last ? at + i : last); }
 };
 
-/// A strip of columns, of which `left` are the head's.
+/// Adds a strip of columns, of which `left` belong to the head.
 template <class Rows>
 inline void add_columns(const Rows& rows, int64_t n, const ListedWeights& weights, float* out, int64_t left) {
     RowSums highs[absorbed_vectors], lows[absorbed_vectors];
@@ -115,7 +115,7 @@ inline void add_columns(const Rows& rows, int64_t n, const ListedWeights& weight
     };
     int64_t i = 0;
     for (; i + rows_per_lane <= n; i += rows_per_lane) add(Rows{rows.first, rows.data + i}, i);
-    if (i < n) add(RowsFrom<Rows>{rows, i, n - 1}, i);
+    if (i < n) add(ClampedRows<Rows>{rows, i, n - 1}, i);
     const Vec unit = splat(weights.unit());
 #pragma GCC unroll 4
     for (int j = 0; j < absorbed_vectors; ++j) {
@@ -130,22 +130,22 @@ inline void add_columns(const Rows& rows, int64_t n, const ListedWeights& weight
     }
 }
 
-/// Some rows of a list.
+/// Consecutive entries of a list.
 struct Chunk {
     const int64_t* data;
     int64_t n;
 };
 
-/// Those from `first` on, or the first ones of the next list.
+/// The chunk at `first`, or the first chunk of the next list.
 inline Chunk chunk_at(const ListedRows& list, int64_t first, const ListedRows& next) {
     const ListedRows& of = first < list.n ? list : next;
     if (first >= list.n) first = 0;
     return {of.data + first, of.n - first < kListed ? of.n - first : kListed};
 }
 
-/// Of one stored head, whose first row is at `base`. A chunk of rows at a time, from one end of the head to
-/// the other: they come from memory, or have left the second level since their scores were read, and are
-/// called for while the chunk before is read.
+/// Adds the listed rows of one stored head, whose first row is at `base`, a chunk of rows at a time over all
+/// columns. They come from memory, or have left L2 since their scores were computed: each chunk is prefetched
+/// while the one before is read.
 void add_listed(const ListedValues& x, const ListedRows& list, const ListedRows& next, Int8, const char* base,
                 float* out) {
     for (int64_t first = 0; first < list.n; first += kListed) {
@@ -153,7 +153,7 @@ void add_listed(const ListedValues& x, const ListedRows& list, const ListedRows&
         const ListedWeights weights(list, first, chunk.n, base, x.head_stride);
         for (int64_t column = 0; column < x.dim; column += kStrip) {
             for (int64_t i = 0; i < after.n; ++i) __builtin_prefetch(base + column + after.data[i], 0, 2);
-            add_columns(RowsBehind<Int8>{base + column, chunk.data}, chunk.n, weights, out + column,
+            add_columns(RowsAtOffsets<Int8>{base + column, chunk.data}, chunk.n, weights, out + column,
                         x.dim - column);
         }
     }
@@ -165,7 +165,7 @@ void add_floats(const Rows& rows, const float* p, int64_t n, int64_t dim, float*
     product<8>(Product<Rows>{p, 0, 1, &one, 0, rows, n, out, 0}, 0, dim);
 }
 
-/// Others by floats.
+/// The same for other types, as floats.
 template <class Code>
 void add_listed(const ListedValues& x, const ListedRows& list, const ListedRows&, Code, const char* base,
                 float* out) {
@@ -176,11 +176,11 @@ void add_listed(const ListedValues& x, const ListedRows& list, const ListedRows&
         for (int64_t i = 0; i < n; ++i)
             weights[i] = list.p[first + i] *
                          (scaled ? *reinterpret_cast<const float*>(base + list.scales[first + i]) : 1.0f);
-        add_floats(RowsBehind<Code>{base, list.data + first}, weights, n, x.dim, out);
+        add_floats(RowsAtOffsets<Code>{base, list.data + first}, weights, n, x.dim, out);
     }
 }
 
-/// Codes of few bits are made floats first.
+/// The same for codes of few bits, which are dequantised first.
 void add_unpacked(const ListedValues& x, const ListedRows& list, const char* base, float* out) {
     for (int64_t first = 0; first < list.n; first += kBlockTokens) {
         const int64_t n = list.n - first < kBlockTokens ? list.n - first : kBlockTokens;
@@ -201,7 +201,7 @@ SkippedWeights skip_weights(float* p, int64_t n, float budget, bool squared) {
 void add_listed_values(const ListedValues& x) {
     with_stored(x.type, [&]<class Stored>(Stored) {
         using Code = typename Stored::Code;
-        // Head after head: what several lists name of one stays near.
+        // Head after head: rows that are on several lists stay in the caches.
         const char* base = static_cast<const char*>(x.base);
         for (int64_t head = 0; head < x.heads; ++head, base += x.head_stride) {
             for (int64_t i = 0; i < x.n_lists; ++i) {

@@ -1,6 +1,6 @@
-// Values of absorbed rows of any type, for the units compiled once per ISA: a strip of columns of some rows
-// is read as floats, which serve all pairs; as 16-bit integers, two rows of a column side by side, where
-// products of these are faster than those of floats.
+// Weighted sums of absorbed rows of any type. A strip of columns of some rows is converted once for all
+// (head, query) pairs: to floats, or to int16 with two rows of a column adjacent, where such products are
+// faster. For the units compiled once per ISA.
 #pragma once
 
 #include "kernels/cpu/attention_strips.h"
@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kPairColumns = 32;
 constexpr int64_t kPairVectors = kPairColumns / lanes;
 
-/// Columns [column, column + n) of whole rows, kPairColumns apart.
+/// Dequantises columns [column, column + n) of whole rows, kPairColumns floats apart.
 inline void read_strip(const AbsorbedValues& x, int64_t column, int64_t n, float* to) {
     const HeadBytes bytes = head_bytes(DType(x.type), x.dim);
     const auto stride = static_cast<int64_t>(bytes.elements), scales = static_cast<int64_t>(bytes.scales);
@@ -28,11 +28,11 @@ inline void read_strip(const AbsorbedValues& x, int64_t column, int64_t n, float
     }
 }
 
-// A sum of products is at most the product of the norms of its factors: so much may these be, rounded.
+// By Cauchy-Schwarz a sum of products is at most the product of the norms of its factors, which are scaled to
+// these: their product is below 2^31.
 constexpr float kWeightNorm = 65000, kRowNorm = 32700, kInt16Max = 32767;
 
-/// What numbers are multiplied with to become integers, and what these are worth: nothing, or NaN, where
-/// the sum of the numbers' squares is no use.
+/// The factor that makes numbers integers, and its inverse: 0, or NaN, if the sum of squares is out of range.
 struct PairScale {
     float shrink, unit;
 };
@@ -42,7 +42,7 @@ inline PairScale pair_scale(float squares, float norm) {
     return {usable ? norm / size : 0, usable ? size / norm : squares < 1 ? 0 : __builtin_nanf("")};
 }
 
-/// Weights as integers.
+/// Softmax weights as int16.
 struct PairWeights {
     int16_t* codes;  // [pair][kAbsorbedRows]
     float* units;
@@ -69,7 +69,7 @@ struct PairWeights {
     }
 };
 
-/// A strip as read_strip() leaves it.
+/// The rows of a strip as read_strip() leaves them.
 struct ReadStrip {
     const float* rows;
     static constexpr int64_t stride = kPairColumns;
@@ -77,7 +77,7 @@ struct ReadStrip {
     const float* row(int64_t i) const { return rows + i * kPairColumns; }
 };
 
-/// A strip of a stored head, where it is stored: to convert it twice is cheaper than to store it as floats.
+/// The rows of a strip where they are stored (F16, BF16): converting twice is cheaper than storing floats.
 template <class Number>
 struct StoredStrip {
     const AbsorbedValues& x;
@@ -90,18 +90,18 @@ struct StoredStrip {
         const char* const head = head_of(x, i / kBlockTokens, group);
         return reinterpret_cast<const Number*>(head) + i % kBlockTokens * stride + column;
     }
-    /// Whether columns [first, first + n) of the rows, in twos, are in memory like this.
+    /// Whether columns [first, first + n) are within one head, and rows come in twos.
     static bool fits(const AbsorbedValues& x, int64_t first, int64_t n) {
         return n == kPairColumns && first % x.dim + n <= x.dim && x.first % 2 == 0 && x.n % 2 == 0;
     }
 };
 
-/// A strip's columns as integers, each with a scale of its own.
+/// The columns of a strip as int16, with a scale for each column.
 template <class Pairs>
 struct PairStrip {
     alignas(64) Pairs codes[kAbsorbedRows / 2][kPairVectors];
     alignas(64) float units[kPairColumns], shrinks[kPairColumns];
-    int64_t first, end;  // of kAbsorbedRows / 2
+    int64_t first, end;  // in twos of rows
 
     template <class Rows>
     void fill(const AbsorbedValues& x, const Rows& rows) {
@@ -153,7 +153,7 @@ struct PairStrip {
     }
 };
 
-/// V vectors of columns of Q pairs.
+/// Adds V vectors of columns for Q pairs.
 template <int Q, int V, class Pairs>
 void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pairs>& strip, int64_t vector,
                    const AbsorbedValues& x, float* out, PrefetchSteps ahead) {
@@ -181,7 +181,7 @@ void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pai
             }
             from += 2;
             codes_at += kPairVectors;
-            asm("" : "+r"(from), "+r"(codes_at));  // see add_tile()
+            asm("" : "+r"(from), "+r"(codes_at));  // as in add_tile()
         }
     }
 #pragma GCC unroll 8
@@ -198,7 +198,7 @@ void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pai
     }
 }
 
-/// All pairs. Columns past the rows' last are written too: there is room for a strip's.
+/// Adds a strip for all pairs. Columns past the last of a row are written too: `out` has room for them.
 template <class Pairs>
 void add_pair_strip(const AbsorbedValues& x, int64_t column, const PairWeights& weights,
                     const PairStrip<Pairs>& strip) {
@@ -219,7 +219,7 @@ void add_pair_strip(const AbsorbedValues& x, int64_t column, const PairWeights& 
     with(add_pair_tile<1, V, Pairs>, 1);
 }
 
-/// By floats, as many pairs together as have their results one after another.
+/// The same in floats, for runs of pairs whose outputs are consecutive.
 inline void add_exactly(const AbsorbedValues& x, int64_t column, int64_t n, const float* strip) {
     for (int64_t pair = 0, end; pair < x.n_pairs; pair = end) {
         end = pair + 1;

@@ -9,16 +9,16 @@
 namespace slimrt::cpu {
 namespace {
 
-constexpr int kRowsOfQueries = 64;            // (head, query) pairs of a job: enough to use a row often
-constexpr int64_t kMaxValueFloats = 1 << 17;  // what a job accumulates stays in the second-level cache
-constexpr int64_t kTileFloats = 1 << 16;      // and so do the rows it reads at once
+constexpr int kRowsOfQueries = 64;            // (head, query) pairs of a job: enough to reuse each row often
+constexpr int64_t kMaxValueFloats = 1 << 17;  // the outputs of a job stay in L2
+constexpr int64_t kTileFloats = 1 << 16;      // and so do the rows read at once
 constexpr int kMinTile = 16, kMaxTile = 64;
 constexpr int64_t kMinPartRows = 128;   // shorter parts cost more to merge than they save
-constexpr int64_t kLongRows = 1024;     // jobs whose parts are as long as this are split by rows alone
+constexpr int64_t kLongRows = 1024;     // jobs with parts as long as this are split by rows alone
 constexpr int64_t kMinSliceWork = 512;  // rows times groups: less does not pay for waking a thread
-constexpr int kPartsPerThread = 2;      // so that threads of unequal speed end together
+constexpr int kPartsPerThread = 2;      // so that threads of different speed finish together
 
-/// The widest of the rows of one head.
+/// The widest head of all terms, in columns.
 int64_t widest_row(const AttentionArgs& args) {
     int64_t width = 0;
     for (const ScoreTerm& term : args.scores) width = std::max<int64_t>(width, term.dim);
@@ -33,28 +33,28 @@ int common_groups(const AttentionArgs& args) {
     return groups;
 }
 
-/// The positions of `span` that queries at [first, last] may see.
+/// The positions of `span` that queries at [first, last] attend to.
 Span visible(Span span, int64_t first, int64_t last, int64_t window) {
     if (window > 0) span.first = std::max(span.first, first - window + 1);
     span.end = std::min(span.end, last + 1);
     return span;
 }
 
-/// All stored heads are heads of the term, and all of them columns of it.
+/// Whether the stored heads are the heads of the term.
 template <class Term>
 bool by_head(const Term& term) {
     return term.stored.heads == term.n_heads && term.stored.head_dim() == term.dim &&
            term.stored.block_tokens == kBlockTokens;
 }
 
-/// Whether rows of a block can be turned as they are read: codes with scales for each channel.
+/// Whether rows of a block can be rotated as they are read: codes with a scale for each channel.
 bool rotates_by_block(const ScoreTerm& term) {
-    constexpr int kWhole = 32;  // columns: pairs of whole vectors, and groups of codes
+    constexpr int kWhole = 32;  // columns: whole vectors of RoPE pairs, and whole groups of codes
     return term.stored.scale_tokens == kBlockTokens && term.rope.n_rot % kWhole == 0 &&
            term.dim % kWhole == 0 && term.dim <= kMaxRotatedDim && term.rope.table.rows >= kBlockTokens;
 }
 
-/// A group's keys, which are summed as values are.
+/// Whether a value term is the keys of the groups themselves, which are then summed beside the values.
 bool sums_keys(const ValueTerm& term, const ScoreTerm& keys, int n_groups) {
     return term.stored.base == keys.stored.base && !term.fresh && term.n_heads == n_groups &&
            keys.dim <= kMaxRotatedDim && keys.stored.width == term.n_heads * term.dim;
@@ -70,26 +70,26 @@ bool fits_blocks(const AttentionArgs& args, int n_groups) {
            value.stored.scale_tokens == 0;
 }
 
-/// Their scales, if there are any, are of rows.
+/// Whether rows are in blocks with scales, if any, for each row.
 bool in_blocks(const Rows& rows) { return rows.scale_tokens == 0 && rows.block_tokens == kBlockTokens; }
 
-/// Rows of codes in blocks, with a scale for each row of a stored head.
+/// Whether rows are q8 in blocks.
 bool is_q8(const Rows& rows) { return rows.dtype == DType::Q8 && in_blocks(rows); }
 
-/// Rows in blocks, all of which every head reads.
+/// Whether every head reads whole rows, which are in blocks.
 bool is_whole(const ValueTerm& term) {
     return term.n_heads == 1 && term.dim == term.stored.width && in_blocks(term.stored);
 }
 
-/// Not beside keys whose channels have scales: those of lowrank. What attend_block() would read as it is
-/// stays its own, unless it is of Q8.
+/// Whether few queries use absorb_values(). Not beside keys with a scale for each channel (lowrank), and not
+/// where attend_block() reads rows as they are, unless they are q8.
 bool absorbs_rows(const AttentionArgs& args, bool by_block) {
     for (const ScoreTerm& term : args.scores)
         if (term.stored.scale_tokens) return false;
     return std::ranges::all_of(args.values, is_whole) && (!by_block || is_q8(args.values[0].stored));
 }
 
-/// Whether queries can be turned for it.
+/// Whether queries can be rotated for score_rotated().
 bool rotates_queries(const ScoreTerm& term) {
     const Rows& rows = term.stored;
     return in_blocks(rows) && term.n_heads > 1 && !term.bias && term.dim <= kMaxRotatedDim &&
@@ -97,7 +97,7 @@ bool rotates_queries(const ScoreTerm& term) {
            (!term.rope || term.rope.table.rows >= kBlockTokens);
 }
 
-/// Whether its scores are products with whole rows as they are stored.
+/// Whether scores are products with whole q8 rows as they are stored.
 bool sums_groups(const ScoreTerm& term) {
     return is_q8(term.stored) && term.n_heads == 1 && term.dim == term.stored.width && !term.row_scale &&
            !term.bias && !term.rope;
@@ -107,10 +107,9 @@ bool is_codes(const ValueTerm& term) {
     return term.stored.dtype == DType::Q8 || term.stored.dtype == DType::Q4;
 }
 
-/// Whole rows whose values are summed together. With twice as many what they are added to is read and written
-/// half as often, 8 bytes for each head and column: as much as the rows are, of one byte, where there are 32
-/// heads. Of fewer they only leave less of the first-level cache to others; and rows that are no codes are
-/// larger, and become floats or 16 bits there.
+/// How many whole rows are summed at a time. With twice as many, the outputs are read and written half as
+/// often: 8 bytes for each head and column, as much as the rows themselves (one byte) with 32 heads. With
+/// fewer heads it only takes space in L1; rows of other types are larger, and become floats or int16 there.
 int64_t rows_together(const AttentionArgs& args) {
     constexpr int64_t kOutBytes = 2 * sizeof(float);
     const bool pays = kOutBytes * args.n_heads >= kAbsorbedRows;
@@ -119,7 +118,7 @@ int64_t rows_together(const AttentionArgs& args) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// How many equal parts the work is worth being split into.
+/// How many equal shares the work is divided into.
 int64_t shares_of(int n_threads) { return n_threads == 1 ? 1 : int64_t(n_threads) * kPartsPerThread; }
 
 size_t aligned(size_t floats) { return (floats + 15) / 16 * 16; }
@@ -176,10 +175,10 @@ size_t AttentionPlan::max_floats(const AttentionArgs& args, int n_threads) {
         const JobShape job = plan.shape(args, n);
         pairs = std::max<size_t>(pairs, job.heads * std::min(job.queries, n));
     }
-    // The work of all jobs together is shares_of() shares. A job of G groups and w > 1 shares is split by
-    // rows only into more than G pieces, fewer than w + 1, rounded up to a multiple of G: fewer than 2 w
-    // where G is 1; else, as G + 1 >= 3 pieces mean that w > 2, fewer than 2 (w + 1) < 3 w. A long job is
-    // split by rows alone, into fewer than w + 1 < 2 w.
+    // All jobs together are shares_of() shares. A job of G groups and w > 1 shares is split by rows only into
+    // more than G pieces, fewer than w + 1 rounded up to a multiple of G: fewer than 2 w if G is 1; else, as
+    // G + 1 >= 3 pieces mean w > 2, fewer than 2 (w + 1) < 3 w. A long job is split by rows alone, into fewer
+    // than w + 1 < 2 w.
     const int64_t shares = rows > kMinPartRows ? shares_of(n_threads) : 1;
     const int64_t per_share = plan.n_groups == 1 ? 2 : 3;
     plan.max_rows = rows;
@@ -187,7 +186,8 @@ size_t AttentionPlan::max_floats(const AttentionArgs& args, int n_threads) {
     return plan.scratch.size * n_threads + (shares == 1 ? 0 : (per_share * shares - 1) * plan.state.size);
 }
 
-/// Of the jobs of a sequence: all groups in one or one each, and at most how many queries.
+/// The shape of jobs with n_queries queries: all groups in one job or one each, and the most queries of a
+/// job.
 AttentionPlan::JobShape AttentionPlan::shape(const AttentionArgs& args, int n_queries) const {
     const bool few = n_queries <= kFewQueries;
     const int groups = few ? n_groups : 1, heads = groups * heads_per_group;
@@ -196,7 +196,7 @@ AttentionPlan::JobShape AttentionPlan::shape(const AttentionArgs& args, int n_qu
     return {groups, heads, static_cast<int>(std::min<int64_t>(queries, max_queries))};
 }
 
-/// The last queries come first: they see most.
+/// The last queries come first: they attend to the most rows.
 void AttentionPlan::add_jobs(const AttentionArgs& args, const AttentionSequence& sequence) {
     const int n = sequence.n_queries;
     if (n == 0) return;
@@ -217,14 +217,14 @@ void AttentionPlan::add_jobs(const AttentionArgs& args, const AttentionSequence&
     }
 }
 
-/// Long jobs are split until the largest piece is a fair share of all work: first by groups, whose results
-/// need no merging, then by rows too. By rows alone where there are many: a thread then reads whole blocks in
+/// Splits long jobs until the largest piece is a fair share of all work: first by groups, whose results need
+/// no merging, then by rows. Jobs with many rows are split by rows alone: a thread then reads whole blocks in
 /// the order of memory, which is worth a merge.
 void AttentionPlan::split(int n_threads) {
     int64_t total = 0;
     for (const AttentionJob& job : jobs) total += job.work();
     const int64_t share = std::max<int64_t>(1, ceil_div(total, shares_of(n_threads)));
-    // Grouped q8 queries are limited by arithmetic, whose operands stay near while a thread has few heads.
+    // GQA over q8 is limited by arithmetic, whose operands stay in the caches while a thread has few heads.
     const bool in_order = heads_per_group == 1 || !packs_queries;
     std::vector<AttentionJob> slices;
     for (AttentionJob job : jobs) {
@@ -252,9 +252,9 @@ void AttentionPlan::split(int n_threads) {
     jobs = std::move(slices);
 }
 
-/// Scratch and state for at most this many (head, query) pairs and parts in a job.
+/// Lays out scratch and state for at most this many (head, query) pairs and parts of a job.
 void AttentionPlan::repack_into(const AttentionArgs& args, size_t pairs, size_t parts) {
-    int64_t width = 1;  // the widest rows of a group
+    int64_t width = 1;  // the most columns of a group
     const auto widen_for = [&](const auto& term) {
         width = std::max<int64_t>(width, int64_t(term.n_heads) / n_groups * term.dim);
     };
@@ -282,13 +282,13 @@ void AttentionPlan::repack_into(const AttentionArgs& args, size_t pairs, size_t 
         scratch.rotations = take(kBlockTokens * size_t(args.scores[0].rope.n_rot));
     if (by_block && args.relative_bias) scratch.bias = take(size_t(args.n_heads) * kBiasStride);
     if (by_budget) {
-        scratch.spread =
-            take(std::max(kSpreadPairs, kFewQueries * heads_per_group) * spread_stride(max_rows));
+        scratch.row_scores =
+            take(std::max(kRowScorePairs, kFewQueries * heads_per_group) * row_score_stride(max_rows));
         scratch.keep = take(max_rows / sizeof(float) + 1);
         scratch.kept = take(max_rows + 1);
     }
     if (sparse_absorbed) {
-        scratch.spread = take(pairs * kStretchStride);
+        scratch.row_scores = take(pairs * kStretchStride);
         scratch.skipped = take(2 * pairs);
         for (size_t i = 0; i < args.values.size(); ++i)
             scratch.mean[i] = take(row_stride(args.values[i].dim));

@@ -1,6 +1,6 @@
-// Absorbed rows of 4 bits as codes, so that their products are integers too: a number is its group's middle
-// plus its scale times a code from -8 to 7, and the products of middles are a few sums of floats. For the
-// units compiled once per ISA.
+// Weighted sums of absorbed rows in q4 by integer products: a value is its group's midpoint (minimum + 8
+// scales) plus the scale times a code in -8 ... 7. Codes are multiplied as those of q8; the midpoints need
+// one sum of floats for each group. For the units compiled once per ISA.
 #pragma once
 
 #include "kernels/cpu/attention_strips.h"
@@ -9,11 +9,11 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-/// Of `lanes` groups of columns, one after another, those of all rows: 0 where no row is.
+/// Scales and midpoints of `lanes` consecutive groups of columns for all rows: 0 where there is no row.
 struct Q4Scales {
     alignas(64) float scales[lanes][kAbsorbedRows], middles[lanes][kAbsorbedRows];
 
-    /// Groups [group, group + n) of a stored head.
+    /// Reads groups [group, group + n) of a stored head.
     void read(const AbsorbedValues& x, int64_t head, int64_t group, int64_t n) {
         memset(this, 0, sizeof *this);
         const int64_t codes = kBlockTokens * (x.dim / 2), row_bytes = x.dim / kQ4Columns * kPair;
@@ -29,7 +29,7 @@ struct Q4Scales {
   private:
     static constexpr int64_t kPair = 2 * sizeof(Half);  // a scale and a minimum
 
-    /// Of at most a vector of rows, in one of whole vectors.
+    /// Reads up to `lanes` rows and transposes them.
     void read_rows(const char* from, int64_t row_bytes, int64_t n, int64_t row, int64_t n_rows) {
         Vec scale[lanes] = {}, middle[lanes] = {};
         for (int64_t i = 0; i < n_rows; ++i, from += row_bytes) {
@@ -51,11 +51,11 @@ struct Q4Scales {
     }
 };
 
-/// A strip of a group: of some columns of it, where a strip has fewer.
+/// Gathers a strip of columns of one group.
 template <class Rows>
 void gather_q4(const AbsorbedValues& x, int64_t head, Strip& strip) {
     const int64_t stride = x.dim / 2, column = strip.column % x.dim;
-    constexpr int64_t kHalf = kQ4Columns / 2;  // that share bytes with the other half
+    constexpr int64_t kHalf = kQ4Columns / 2;  // the two halves of a group share bytes
     const int64_t first = column / kQ4Columns * kHalf;
     const int shift = column % kQ4Columns ? 4 : 0;
     each_lane(x, head, first, stride, strip, [&](const char* from, RowCodes* to) {
@@ -64,7 +64,7 @@ void gather_q4(const AbsorbedValues& x, int64_t head, Strip& strip) {
     find_start(strip);
 }
 
-/// False, and nothing is done, where rows are others or sums of floats are as fast.
+/// Returns false, without effect, for other rows or where weights are not 8-bit.
 template <class Rows>
 bool absorb_q4(const AbsorbedValues& x) {
     if (DType(x.type) != DType::Q4 || x.exact || x.dim % kQ4Columns != 0) return false;

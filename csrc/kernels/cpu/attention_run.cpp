@@ -12,10 +12,10 @@
 namespace slimrt::cpu {
 namespace {
 
-// A group with few (head, query) pairs reads rows once or twice: where and as they are stored, if they lie
-// together, as they do in a tile that is a block. Others first copy them, widened, side by side.
+// A group with few (head, query) pairs reads each row once or twice: directly from the cache if the rows of a
+// tile are consecutive, as they are in a block. Other groups first convert them to f32 in scratch.
 constexpr int kFewPairs = 8, kFewPairsTile = 32;
-// So many queries read rows for their scores once too: scores() transposes a tile of them for all queries.
+// With so many queries scores() transposes a tile once for all of them, so that rows are read once too.
 constexpr int kManyPairs = 16;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -67,9 +67,8 @@ void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
     }
 }
 
-/// Rows that every query sees go block by block through one kernel, where queries are few and terms simple;
-/// others tile by tile, group after group of a tile, so that a group's rows and scores stay in the
-/// first-level cache.
+/// Rows that all queries attend to go block by block through one kernel if queries are few and terms simple;
+/// others go tile by tile, and within a tile group by group, so that rows and scores of a group stay in L1.
 void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, int thread,
                                 float* state) const {
     float* const own = scratch(thread);
@@ -77,7 +76,7 @@ void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, 
     const bool by_block = plan_.by_block && !(fresh && args_.scores[0].rope);
     if (!(by_block || absorbs || sparse_absorbed) || job.n_queries > kFewQueries)
         return compute_tiles(job, fresh, span, own, state);
-    // The last query sees the fewest of the first rows, the first one the fewest of the last.
+    // The window of the last query starts last; causality ends the first query first.
     const int64_t begin = args_.window > 0 ? job.position(job.n_queries - 1) - args_.window + 1 : span.first;
     const int64_t seen = std::clamp(begin, span.first, span.end);
     const int64_t end = std::clamp(job.last_seen(0) + 1, seen, span.end);
@@ -111,12 +110,12 @@ void AttentionRun::compute_tile(const Group& group, const Tile& tile) const {
     float* const scores = group.scratch + plan_.scratch.scores;
     const size_t ld = plan_.tile;
     for (size_t t = 0; t < args_.scores.size(); ++t) compute_scores(group, tile, t, scores, ld);
-    weigh(group, tile);
+    softmax_tile(group, tile);
     for (size_t t = 0; t < args_.values.size(); ++t)
         add_values(group, tile, t, scores, ld, group.scratch + plan_.scratch.factor);
 }
 
-/// Values of a tile by one term, with these weights, to the group's sums times their factors.
+/// Adds one term's values of a tile to the sums of a group, after multiplying these by `factor`.
 void AttentionRun::add_values(const Group& group, const Tile& tile, size_t t, const float* weights, size_t ld,
                               const float* factor) const {
     const ValueTerm& term = args_.values[t];
@@ -131,7 +130,7 @@ void AttentionRun::add_values(const Group& group, const Tile& tile, size_t t, co
     }
 }
 
-/// Scores of a tile by one term, added to those of the term before.
+/// One term's scores of a tile, added to those of the terms before.
 void AttentionRun::compute_scores(const Group& group, const Tile& tile, size_t t, float* scores,
                                   size_t ld) const {
     const ScoreTerm& term = args_.scores[t];
@@ -145,13 +144,14 @@ void AttentionRun::compute_scores(const Group& group, const Tile& tile, size_t t
     }
 }
 
-/// What is added to the scores of a head from the row so far from its query on; nullptr: nothing.
+/// The bias of a head for the row at `distance` from the query, and after it those of the next rows; nullptr:
+/// none.
 const float* AttentionRun::bias_of(int head, int64_t distance) const {
     return args_.relative_bias ? args_.relative_bias.f32(head) + args_.relative_origin + distance : nullptr;
 }
 
-/// Scores to softmax weights, zero where a query does not see.
-void AttentionRun::weigh(const Group& group, const Tile& tile) const {
+/// Online softmax of a tile; weights of masked rows are 0.
+void AttentionRun::softmax_tile(const Group& group, const Tile& tile) const {
     const int n_queries = group.job.n_queries;
     for (int query = 0; query < n_queries; ++query) {
         const int64_t position = group.job.position(query);
@@ -171,20 +171,20 @@ void AttentionRun::weigh(const Group& group, const Tile& tile) const {
                                    bias_of(head, tile.first + begin - position));
             std::fill(s, s + begin, 0.0f);
             std::fill(s + end, s + tile.n, 0.0f);
-            // Before its first row a pair's values are whatever was in the scratch.
+            // Factor 0 before the first row of a pair: its values are not initialised.
             *factor = begin < end ? isa_.softmax(s + begin, end - begin, max, sum) : *sum == 0 ? 0.0f : 1.0f;
         }
     }
 }
 
-/// The group's columns of a tile's rows: where they are, if they are read by few or only `once`, or else
-/// (`copy`: always) in scratch, as f32.
+/// The columns of a group in a tile's rows: in place if they are read by few queries or only `once`, else
+/// (with `copy`: always) converted to f32 in scratch.
 template <class Term>
 AttentionRun::RowView AttentionRun::read(const Group& group, const Term& term, const Tile& tile, bool copy,
                                          bool once) const {
     const Rows rows = tile.fresh ? fresh_rows(term.fresh, *group.job.sequence) : term.stored;
     const int width = term.n_heads / plan_.n_groups * term.dim, first = group.index * width;
-    const int dim = std::min(width, rows.head_dim());  // columns of one stored head
+    const int dim = std::min(width, rows.head_dim());  // columns read of one stored head
     assert(width % dim == 0 && (rows.heads == 1 || first % dim == 0));
     const int32_t* const table = group.job.sequence->table;
     const int64_t end = tile.first + tile.n;
@@ -206,7 +206,7 @@ AttentionRun::RowView AttentionRun::read(const Group& group, const Term& term, c
     return {reinterpret_cast<const std::byte*>(to), DType::F32, stride * sizeof(float)};
 }
 
-/// The number that a head of row i of a tile is multiplied with.
+/// The factor of a head in row i of a tile (static scales per channel are times it).
 float AttentionRun::factor_of(const Group& group, const ScoreTerm& term, const Tile& tile, int i,
                               int head) const {
     if (!term.fresh_factors) return 1;
@@ -225,7 +225,7 @@ AttentionRun::RowView AttentionRun::read_for_scores(const Group& group, const Sc
     const RowView rows = read(group, term, tile, changes, heads == 1 && group.n_pairs >= kManyPairs);
     float* row = group.scratch + plan_.scratch.rows;
     for (int i = 0; i < tile.n; ++i, row += row_stride(width)) {
-        const int alike = term.fresh_factors.cols > 1 ? term.dim : width;  // columns with one factor
+        const int alike = term.fresh_factors.cols > 1 ? term.dim : width;  // columns that share a factor
         for (int at = 0; term.row_scale && at < width; at += alike) {
             const float factor = factor_of(group, term, tile, i, group.index * heads + at / term.dim);
             isa_.multiply(row + at, term.row_scale.f32() + group.index * width + at, factor, alike);
@@ -240,8 +240,8 @@ AttentionRun::RowView AttentionRun::read_for_scores(const Group& group, const Sc
     return rows;
 }
 
-/// One head of a job: out = the parts' values, each weighted by its share of the softmax, together with what
-/// out and lse already hold when args.merge is set.
+/// Writes one head of a job: out = the parts' values, each weighted by its share of the softmax, and, if
+/// args.merge, combined with what out and lse already hold.
 void AttentionRun::finish(const AttentionJob& job, const float* states, int head, float* weights) const {
     const int q_head = job.first_group * plan_.heads_per_group + head;
     for (int query = 0; query < job.n_queries; ++query) {
@@ -255,9 +255,9 @@ void AttentionRun::finish(const AttentionJob& job, const float* states, int head
         const float sink = args_.sinks ? args_.sinks.f32()[q_head] : -kInfinity;
         float high = std::max(before, sink);
         for (int part = 0; part < job.n_parts; ++part) high = std::max(high, max(part));
-        if (high == -kInfinity) high = 0;  // nothing seen, or only NaN
+        if (high == -kInfinity) high = 0;  // no row, or only NaN
         float keep = std::exp(before - high), total = keep + std::exp(sink - high);
-        bool seen = false;  // else there may be no values to read
+        bool seen = false;  // else values are not initialised
         for (int part = 0; part < job.n_parts; ++part) {
             weights[part] = std::exp(max(part) - high);
             total += weights[part] * sum(part);

@@ -1,4 +1,4 @@
-// One attention call at work: the items of a plan, any thread, any order; then the jobs that were split.
+// Executes an attention plan: items by any thread in any order, then the merging of split jobs.
 #pragma once
 
 #include "kernels/cpu/attention_plan.h"
@@ -12,18 +12,18 @@ class AttentionRun {
                  float* workspace, SparseCounts* counts)
         : isa_(isa), access_(access), args_(args), plan_(plan), workspace_(workspace), counts_(counts) {}
 
-    /// Of the rows of a value term: a stretch whose mean is kept.
+    /// A stretch of rows of a value term whose mean is cached.
     struct Stretch {
         const AttentionSequence& sequence;
         int64_t index;
         size_t term;
     };
-    /// Those of which no call has summed the mean. To be summed, any thread, any order, before items are
-    /// computed, which read it.
+    /// The stretches whose mean no call has summed yet. sum_mean(), by any thread in any order, must run
+    /// before compute(), which reads them.
     std::vector<Stretch> take_unknown_means() const;
     void sum_mean(const Stretch& stretch, int thread) const;
 
-    /// Computes a part of a job and, of a job in one part, the result.
+    /// Computes a part of a job; if it is the only part, also the result.
     void compute(const AttentionItem& item, int thread) const;
     /// Merges the parts of a split job, for one of its heads.
     void merge(const AttentionJob& job, int head, int thread) const;
@@ -38,10 +38,10 @@ class AttentionRun {
     };
     struct Tile {
         bool fresh;
-        int64_t first;  // position
+        int64_t first;  // position of the first row
         int n;          // rows
     };
-    /// One group of heads of a job, and where its queries and heads are in scratch and state.
+    /// One group of heads of a job; where its queries are in scratch, and its results in state.
     struct Group {
         const AttentionJob& job;
         int index, first_pair, n_pairs;
@@ -80,8 +80,8 @@ class AttentionRun {
                          float* scores, size_t ld) const;
     void score_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch, float* state,
                         float* scores, size_t ld) const;
-    void weigh_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
-                        float* state) const;
+    void softmax_absorbed(const AttentionJob& job, int64_t position, int64_t end, float* scratch,
+                          float* state) const;
     WeightStats* weight_stats(float* scratch) const {
         return reinterpret_cast<WeightStats*>(scratch + plan_.scratch.weight_stats);
     }
@@ -104,7 +104,7 @@ class AttentionRun {
     void add_to_mean(size_t t, const int32_t* table, Span block, float weight, float* scratch,
                      float* mean) const;
     const float* bias_of(int head, int64_t distance) const;
-    void weigh(const Group& group, const Tile& tile) const;
+    void softmax_tile(const Group& group, const Tile& tile) const;
     template <class Term>
     RowView read(const Group& group, const Term& term, const Tile& tile, bool copy, bool once) const;
     float factor_of(const Group& group, const ScoreTerm& term, const Tile& tile, int i, int head) const;
@@ -112,11 +112,11 @@ class AttentionRun {
     void finish(const AttentionJob& job, const float* states, int head, float* weights) const;
 
     const Isa& isa_;
-    const Access access_;  // of rows that are read by their heads
+    const Access access_;  // of rows that are read head by head
     const AttentionArgs& args_;
     const AttentionPlan& plan_;
     float* workspace_;
-    SparseCounts* counts_;  // of each thread
+    SparseCounts* counts_;  // one for each thread
 };
 
 }  // namespace slimrt::cpu

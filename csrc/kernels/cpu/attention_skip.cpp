@@ -1,13 +1,13 @@
-// Values of the rows that matter, by a budget of softmax weight. Compiled once per ISA.
+// Sparse attention: values of the rows that a budget of softmax weight does not skip. Compiled once per ISA.
 #include "kernels/cpu/attention_heads.h"
 #include "kernels/cpu/softmax_budget.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-/// Rows that lie anywhere.
+/// Rows at arbitrary addresses.
 template <class Stored>
-struct ListedRows {
+struct RowPointers {
     const void* const* list;
 
     const Stored* row(int64_t i) const { return static_cast<const Stored*>(list[i]); }
@@ -23,7 +23,7 @@ void with_listed(const KeptRows& rows, const Fn& fn) {
                           rows.rows + i * rows.rows_stride, 0);
             fn(RowsOf<float>{rows.rows, rows.rows_stride * sizeof(float)});
         } else {
-            fn(ListedRows<Code>{rows.data});
+            fn(RowPointers<Code>{rows.data});
         }
     });
 }

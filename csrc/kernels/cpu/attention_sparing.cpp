@@ -1,6 +1,6 @@
-// Attention of few queries over rows that all heads read, some of which a budget of softmax weight spares: a
-// stretch of rows at a time, the newest first, since most of the weight is often theirs. What is known of a
-// denominator only grows, so a budget that holds for what was met so far holds in the end too.
+// Sparse attention of few queries over absorbed rows: values whose softmax weights add up to less than a
+// budget are not read. A stretch of rows at a time, the newest first, which often have most of the weight.
+// The denominator only grows, so a budget that holds for the rows so far holds in the end.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -11,16 +11,16 @@
 namespace slimrt::cpu {
 namespace {
 
-/// From here on a pair reads all of absorbed_rows: rows of a list are laid side by side for one pair
-/// alone (of AVX-512 20 instructions for 4 rows and 64 columns), the others once for all (4, and 1 - 2
-/// loads); and they are read anew for each pair, from where the rows of a stretch lie by then.
+/// From this share of rows on a pair reads all of absorbed_rows: listed rows are transposed for one pair
+/// alone (AVX-512: 20 instructions for 4 rows and 64 columns), the others once for all pairs (4, and 1 - 2
+/// loads), and listed rows are read again for each pair from wherever they are by then.
 constexpr double kDenseShare = 0.2;
 
-/// Rows that are added to a mean at a time, from one end to the other: lines of more, pages apart, would fall
-/// on one set of the first level.
+/// Rows added to a mean at a time, over all columns: the lines of more rows, pages apart, would compete for
+/// one set of L1.
 constexpr int64_t kRowsOfMean = 8;
 
-constexpr int64_t kScanned = 16;  // weights at a time
+constexpr int64_t kScanned = 16;  // weights tested at a time
 
 bool all_zero(const float* p) {
     uint64_t bits[kScanned / 2], any = 0;
@@ -37,7 +37,7 @@ int32_t zeros(const float* p, int64_t n) {
 
 }  // namespace
 
-/// Where what is listed lies, row after row.
+/// The arrays of listed rows.
 struct AttentionRun::Listed {
     int64_t *data, *scales;
     int32_t* positions;
@@ -74,7 +74,7 @@ void AttentionRun::compute_sparse(const AttentionJob& job, Span span, float* scr
     }
 }
 
-/// Scores of a stretch and, where it is not kept, the mean of its rows, which are near then.
+/// Scores of a stretch and, unless it is cached, the mean of its rows while they are in the caches.
 void AttentionRun::score_stretch(const AttentionJob& job, Span span, float* scratch, float* state) const {
     for (size_t t = 0; t < args_.values.size(); ++t)
         std::fill_n(scratch + plan_.scratch.mean[t], args_.values[t].dim, 0.0f);
@@ -82,7 +82,7 @@ void AttentionRun::score_stretch(const AttentionJob& job, Span span, float* scra
         next = std::min(span.end, (first / kBlockTokens + 1) * kBlockTokens);
         if (plan_.by_block) copy_biases(job, span, first, 0, 1, scratch);
         score_absorbed(job, first, next, scratch, state,
-                       scratch + plan_.scratch.spread + first % kStretchRows, kStretchStride);
+                       scratch + plan_.scratch.row_scores + first % kStretchRows, kStretchStride);
         for (size_t t = 0; t < args_.values.size(); ++t)
             if (!kept_mean({*job.sequence, span.first / kStretchRows, t}))
                 add_to_mean(t, job.sequence->table, {first, next}, 1 / static_cast<float>(span.size()),
@@ -106,7 +106,7 @@ void AttentionRun::add_to_mean(size_t t, const int32_t* table, Span block, float
     add_listed(rows, lists, n_lists, scratch);
 }
 
-/// Where it is, or will be once it is summed; nullptr: nowhere.
+/// Where the mean of a stretch is cached, or will be once it is summed; nullptr: it is not cached.
 float* AttentionRun::kept_mean(const Stretch& stretch) const {
     const std::span<const int32_t> means = stretch.sequence.means;
     const bool kept = stretch.index < std::ssize(means) && means[stretch.index] >= 0;
@@ -114,7 +114,7 @@ float* AttentionRun::kept_mean(const Stretch& stretch) const {
     return kept && of_term.base ? of_term.mean(means[stretch.index]) : nullptr;
 }
 
-/// Forks share means, of which each is taken once.
+/// Forks share means: each is returned once.
 std::vector<AttentionRun::Stretch> AttentionRun::take_unknown_means() const {
     std::vector<Stretch> unknown;
     if (!plan_.sparse_absorbed) return unknown;
@@ -138,14 +138,15 @@ void AttentionRun::sum_mean(const Stretch& stretch, int thread) const {
                     scratch(thread), mean);
 }
 
-/// Scores of a stretch to weights, those that the budget spares to 0.
+/// Softmax of the scores of a stretch; weights that the budget skips become 0.
 void AttentionRun::skip_weights(const AttentionJob& job, Span span, float* scratch, float* state,
                                 SparseCounts& counts) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
     const int64_t n = span.size();
     const bool squared = args_.sparse_delta > 0;
     for (int pair = 0; pair < pairs; ++pair) {
-        float* const s = scratch + plan_.scratch.spread + pair * kStretchStride + span.first % kStretchRows;
+        float* const s =
+            scratch + plan_.scratch.row_scores + pair * kStretchStride + span.first % kStretchRows;
         float* const used = scratch + plan_.scratch.skipped + pair;
         float* const sum = state + plan_.state.sum + pair;
         if (plan_.finishes_scores && !plan_.by_block)
@@ -178,7 +179,7 @@ AttentionRun::Listed AttentionRun::listed_in(float* scratch) const {
     return {data, data + places, positions, reinterpret_cast<float*>(positions + places)};
 }
 
-/// Lists the rows of each pair that have weight, and marks those of absorbed_rows that have too many for it.
+/// Lists the rows of each pair that have weight; marks the absorbed_rows with too many for a list.
 void AttentionRun::list_rows(const AttentionJob& job, Span span, float* scratch) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
     const Listed listed = listed_in(scratch);
@@ -186,7 +187,7 @@ void AttentionRun::list_rows(const AttentionJob& job, Span span, float* scratch)
     int32_t* const dense = reinterpret_cast<int32_t*>(scratch + plan_.scratch.dense);
     int64_t to = 0;
     for (int pair = 0; pair < pairs; ++pair) {
-        const float* const p = scratch + plan_.scratch.spread + pair * kStretchStride;
+        const float* const p = scratch + plan_.scratch.row_scores + pair * kStretchStride;
         starts[pair] = static_cast<int32_t>(to);
         dense[pair] = 0;
         for (int64_t first = span.first, end; first < span.end; first = end) {
@@ -200,7 +201,7 @@ void AttentionRun::list_rows(const AttentionJob& job, Span span, float* scratch)
             for (int64_t i = 0, next; i < n; i = next) {
                 next = std::min(n, i + kScanned);
                 if (next - i == kScanned && all_zero(some + i)) continue;
-                for (; i < next; ++i) {  // without a jump that nobody can foresee
+                for (; i < next; ++i) {  // branch-free: the branch would be unpredictable
                     listed.set(to, first + i, some[i]);
                     to += some[i] != 0;
                 }
@@ -237,14 +238,14 @@ void AttentionRun::add_sparse_values(const AttentionJob& job, Span span, size_t 
                 listed.list(starts[pair], starts[pair + 1], state + plan_.state.values[t] + pair * stride);
     add_listed(args_.values[t].stored, lists, n_lists, scratch);
     if (plan_.absorbs) add_dense(job, span, t, scratch, state);
-    // What was passed over, as if all of it were the mean of the stretch's rows.
+    // The skipped weight times the mean of the rows of the stretch.
     const float* const kept = kept_mean({*job.sequence, span.first / kStretchRows, t});
     isa_.values(scratch + plan_.scratch.skipped + pairs, 1, pairs, scratch + plan_.scratch.ones,
                 static_cast<uint32_t>(DType::F32), kept ? kept : scratch + plan_.scratch.mean[t], 0, 1,
                 args_.values[t].dim, state + plan_.state.values[t], stride);
 }
 
-/// What is not listed, for the pairs that it is not listed for.
+/// Adds absorbed_rows that are not listed, for the pairs they are not listed for.
 void AttentionRun::add_dense(const AttentionJob& job, Span span, size_t t, float* scratch,
                              float* state) const {
     const int pairs = plan_.heads_per_group * job.n_queries;
@@ -260,12 +261,13 @@ void AttentionRun::add_dense(const AttentionJob& job, Span span, size_t t, float
             float* const p = scratch + plan_.scratch.absorbed + n_pairs * kAbsorbedRows;
             std::fill_n(p, plan_.absorbed_rows, 0.0f);
             std::memcpy(p + first % plan_.absorbed_rows,
-                        scratch + plan_.scratch.spread + pair * kStretchStride + first % kStretchRows,
+                        scratch + plan_.scratch.row_scores + pair * kStretchStride + first % kStretchRows,
                         (end - first) * sizeof(float));
             WeightStats stats = weight_stats(scratch)[pair];
             n_outliers += isa_.extract_outliers(p, plan_.absorbed_rows, plan_.sums_codes, pair, 1, &stats,
                                                 outliers + n_outliers);
-            if (t + 1 == args_.values.size()) weight_stats(scratch)[pair] = stats;  // each term weighs them
+            // Every term starts from the same statistics.
+            if (t + 1 == args_.values.size()) weight_stats(scratch)[pair] = stats;
             read[n_pairs++] = pair;
         }
         if (n_pairs > 0)

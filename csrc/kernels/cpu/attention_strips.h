@@ -1,5 +1,5 @@
-// Sums of absorbed rows of codes by weights: a strip of columns of some rows, which stays in the first-level
-// cache, for all pairs. For the units compiled once per ISA.
+// Weighted sums of absorbed rows of codes: a strip of columns of some rows, which stays in L1, serves all
+// (head, query) pairs. For the units compiled once per ISA.
 #pragma once
 
 #include "kernels/cpu/attention_weights.h"
@@ -7,17 +7,17 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-/// kStripColumns columns of all rows, rows_per_lane rows of a column side by side; and what sums of their
-/// products start from.
+/// kStripColumns columns of all rows, transposed: rows_per_lane rows of a column are adjacent. start: what
+/// the sums start from.
 struct Strip {
     alignas(64) RowCodes codes[kStripLanes][absorbed_vectors];
     RowSums start[absorbed_vectors];
-    int64_t first, end;     // of kStripLanes
-    int64_t column, left;   // of whole rows: the first, and how many may be read from there
-    int64_t index, strips;  // this one, of so many
+    int64_t first, end;     // lanes in use, of kStripLanes
+    int64_t column, left;   // column: the first, within whole rows; left: columns of the head from there on
+    int64_t index, strips;  // the number of this strip; how many there are
 };
 
-/// Strip `at` of columns of a strip each in every stored head.
+/// Sets the fields of strip number `at`; every stored head is divided into strips of `columns` columns.
 inline void place_strip(const AbsorbedValues& x, int64_t at, int64_t columns, Strip& to) {
     const int64_t of_head = (x.dim + columns - 1) / columns, column = at % of_head * columns;
     to.first = x.first / rows_per_lane;
@@ -28,8 +28,8 @@ inline void place_strip(const AbsorbedValues& x, int64_t at, int64_t columns, St
     to.strips = x.heads * of_head;
 }
 
-/// fn(the first row of a lane; where it goes) for all of a strip; rows are `stride` bytes apart, from `first`
-/// on in their stored heads.
+/// fn(address of the first row of a lane, destination) for all lanes of a strip; rows are `stride` bytes
+/// apart and start at `first` in their stored head.
 template <class Fn>
 void each_lane(const AbsorbedValues& x, int64_t head, int64_t first, int64_t stride, Strip& to,
                const Fn& fn) {
@@ -41,11 +41,13 @@ void each_lane(const AbsorbedValues& x, int64_t head, int64_t first, int64_t str
     }
 }
 
-/// What sums of a strip's products start from: with weights less weight_zero_point, what that leaves out.
+/// Sets what the sums start from: weights are stored minus weight_zero_point, and weight_zero_point times the
+/// sum of each column makes up for it.
 inline void find_start(Strip& strip) {
     for (RowSums& sums : strip.start) sums = zero_sums(RowCodes{});
     if constexpr (weight_zero_point != 0) {
-        const RowCodes half = splat_quad(RowCodes{}, "\x40\x40\x40\x40");  // of weight_zero_point
+        // Half of weight_zero_point, which does not fit int8.
+        const RowCodes half = splat_quad(RowCodes{}, "\x40\x40\x40\x40");
         RowSums start[absorbed_vectors];
         memcpy(start, strip.start, sizeof start);
         for (int64_t i = strip.first; i < strip.end; ++i)
@@ -56,10 +58,10 @@ inline void find_start(Strip& strip) {
     }
 }
 
-/// A tile of products calls for memory in so many steps, a line or so in each.
+/// A tile of products prefetches in this many steps, about a line in each.
 constexpr int64_t kPrefetchSteps = registers == 32 ? 8 : 4;
 
-/// A strip's share of the rows that are read after these, which come from memory.
+/// Prefetches a strip's share of the rows that are read after these.
 class NextRowsPrefetch {
   public:
     NextRowsPrefetch(const AbsorbedValues& x, int64_t strip, int64_t strips)
@@ -68,7 +70,7 @@ class NextRowsPrefetch {
           first_(strip * share_),
           of_pair_(x.rows / kBlockTokens * share_ / x.n_pairs) {}
 
-    /// The part of the next so many pairs, in so many steps.
+    /// The share of the next `pairs` pairs, in `steps` steps.
     PrefetchSteps take(int64_t pairs, int64_t steps) {
         const auto* const block = static_cast<const char*>(*next_);
         PrefetchSteps lines;
@@ -80,10 +82,10 @@ class NextRowsPrefetch {
 
   private:
     const void* const* next_;
-    int64_t share_, first_, of_pair_, done_ = 0;  // bytes of a block
+    int64_t share_, first_, of_pair_, done_ = 0;  // in bytes of a block
 };
 
-/// V vectors of columns of Q pairs, of which there is one with `left` elements, perhaps all, when Part.
+/// Adds V vectors of columns for Q pairs; if Part, one vector with `left` elements, perhaps all.
 template <int Q, int V, bool Part, bool offsets>
 void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, const Strip& strip,
               int64_t vector, PrefetchSteps ahead) {
@@ -95,7 +97,7 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
         for (int j = 0; j < V; ++j) acc[k][j] = strip.start[vector + j];
     }
 #pragma GCC unroll 8
-    for (int k = 0; k < Q; ++k) {  // what the sums are added to is in the second level
+    for (int k = 0; k < Q; ++k) {  // the outputs are in L2
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j)
             __builtin_prefetch(out + x.pairs[pair + k] * x.out_stride + j * lanes, 1, 3);
@@ -118,7 +120,7 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
             }
             from += rows_per_lane;
             codes_at += absorbed_vectors;
-            asm("" : "+r"(from), "+r"(codes_at));  // g++ 12 would add them up anew from what they are made of
+            asm("" : "+r"(from), "+r"(codes_at));  // g++ 12 would recompute both addresses from their parts
         }
     }
     const int64_t columns = strip.left - vector * lanes, left = columns < lanes ? columns : lanes;
@@ -139,7 +141,7 @@ void add_tile(const AbsorbedValues& x, const Weights& weights, int64_t pair, con
     }
 }
 
-/// So many pairs at once, then half as many, then one.
+/// Adds V vectors for all pairs: Q at a time, then half as many, then one.
 template <int Q, int V, bool Part, bool offsets>
 void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& strip, int64_t vector) {
     NextRowsPrefetch ahead(x, strip.index, strip.strips);
@@ -154,7 +156,7 @@ void add_vectors(const AbsorbedValues& x, const Weights& weights, const Strip& s
     with(add_tile<1, V, Part, offsets>, 1);
 }
 
-/// What is set aside of all pairs, after the others: their sums are near then.
+/// Adds the outliers of all pairs, after the other weights: the outputs are in the caches by then.
 template <int V, bool Part>
 [[gnu::noinline]] void add_outliers(const AbsorbedValues& x, const Strip& strip, const Weights& weights,
                                     int64_t vector) {
@@ -186,7 +188,7 @@ template <int V, bool Part>
     }
 }
 
-/// All pairs, as many vectors at once as there are of so many.
+/// Adds a strip for all pairs, as many vectors at a time as possible.
 template <int vectors, bool offsets>
 void add_strip(const AbsorbedValues& x, const Strip& strip, const Weights& weights) {
     const int64_t most = strip.left / lanes;

@@ -1,4 +1,4 @@
-// The inner loops of attention: products of tiles, held in registers. For the units compiled once per ISA.
+// The inner loops of attention: products of tiles held in registers. For the units compiled once per ISA.
 #pragma once
 
 #include "kernels/cpu/access.h"
@@ -24,7 +24,7 @@ struct RowsOf {
     RowsOf at(int64_t i, int64_t column) const { return {row(i) + column, stride}; }
 };
 
-/// Rows of `width` elements without gaps: addresses the compiler knows.
+/// Rows of `width` elements without gaps: the stride is known to the compiler.
 template <class Stored, int width>
 struct PackedRows {
     static constexpr bool packed = true, is_int8 = __is_same(Stored, Int8);
@@ -40,15 +40,14 @@ inline RowsOf<Stored> rows_from(const Stored* row, size_t stride) {
     return {row, stride};
 }
 
-/// Whether products of one query call for memory in steps; for CPUs without vectors of their own code is
-/// small instead.
+/// Whether products of one query prefetch in steps; portable code is small instead.
 constexpr bool prefetches_in_steps = lanes * registers > 64;
 
-/// Rows that one query is multiplied with side by side: CPUs foresee few streams at once, but fewer sums than
-/// these would wait for one another (two vectors are added at a time to those of less than 512 bits).
+/// Rows that one query is multiplied with side by side: hardware prefetchers follow few streams at once, but
+/// fewer accumulators would not hide the latency of fma (with less than 512 bits CPUs start two in a cycle).
 constexpr int kStreams = lanes == 16 ? 4 : 8;
 
-/// acc[m * R + i] = Q queries times R rows, lane by lane.
+/// acc[m * R + i] = query m times row i, lane by lane (no horizontal sum yet).
 template <int Q, int R, class Row>
 [[gnu::always_inline]] inline void dots_side_by_side(const float* q, size_t q_stride, const Row (&row)[R],
                                                      int64_t dim, PrefetchSteps& ahead, Vec (&acc)[Q * R]) {
@@ -65,7 +64,7 @@ template <int Q, int R, class Row>
             for (int m = 0; m < Q; ++m) acc[m * R + i] = fma(x[m], y, acc[m * R + i]);
         }
     };
-    // The part of a vector comes first, while the sums need not be in registers: it may call memcpy.
+    // The remainder comes first, while the sums need not be in registers: load_part may call memcpy.
     const int64_t whole = dim / lanes * lanes;
     if (whole < dim) step(whole, [left = dim - whole](auto p) { return load_part(p, left); });
     for (int64_t d = 0; d < whole; d += lanes) {
@@ -74,8 +73,8 @@ template <int Q, int R, class Row>
     }
 }
 
-/// Q queries times R rows, by dot products. Rows beyond the last one (of packed ones there are R) repeat it
-/// and are not written. ahead: of one query, a step for each vector of kStreams rows.
+/// out[m * ld + i] (+)= scale * q[m] . row i, of Q queries and up to R rows. Rows past the last repeat it and
+/// are not written (PackedRows always have R). ahead: of one query, a step for each vector of kStreams rows.
 template <int Q, class Rows>
 [[gnu::noinline]] void dots_tile(const float* q, size_t q_stride, Rows rows, int64_t n, int64_t dim,
                                  float scale, bool accumulate, float* out, size_t ld,
@@ -117,7 +116,7 @@ inline void dots(const float* q, size_t q_stride, Rows rows, int64_t n, int64_t 
     }
 }
 
-/// V vectors of a row; of codes see few_bits.h.
+/// Loads V vectors of a row; for codes of few bits see few_bits.h.
 template <int V, class At>
 inline void load_row(At from, Vec (&to)[V]) {
 #pragma GCC unroll 16
@@ -136,12 +135,12 @@ struct Product {
     int64_t n;
     float* out;
     size_t out_stride;
-    PrefetchSteps ahead = {};  // of one query and kMaxVectors or more of a row: a step for each row
+    PrefetchSteps ahead = {};  // for one query and rows of kMaxVectors or more vectors: a step for each row
 };
 
-constexpr int kMaxVectors = 8;  // of a row at once
+constexpr int kMaxVectors = 8;  // vectors of a row at a time
 
-/// Q queries from m on, V vectors of columns, of which there is one with `left` elements when Part.
+/// Q queries from m on times V vectors of columns; if Part, one vector with `left` elements.
 template <int Q, int V, bool Part, class Rows>
 inline void product_tile(const Product<Rows>& x, int64_t m, int64_t column, int64_t left) {
     const auto read = [left](auto p) { return Part ? load_part(p, left) : load(p); };
@@ -194,8 +193,8 @@ void product_queries(const Product<Rows>& x, int64_t column, int64_t left) {
     for (; m < x.n_q; ++m) product_tile<1, V, Part>(x, m, column, left);
 }
 
-/// Columns [column, dim): as many vectors at once as fit, for all queries while those columns of the rows are
-/// in the first-level cache; then half as many, down to a part of one.
+/// Columns [column, dim): as many vectors at a time as fit in registers, for all queries while those columns
+/// of the rows are in L1; then half as many, down to the remainder.
 template <int V, class Rows>
 void product(const Product<Rows>& x, int64_t column, int64_t dim) {
     for (; column + V * lanes <= dim; column += V * lanes) product_queries<V, false>(x, column, 0);

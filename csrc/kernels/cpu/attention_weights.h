@@ -1,4 +1,5 @@
-// Softmax weights as integers, for products of absorbed rows of codes. For the units compiled once per ISA.
+// Quantises softmax weights, for integer products with absorbed rows of codes. For the units compiled once
+// per ISA.
 #pragma once
 
 #include "kernels/cpu/attention_tiles.h"
@@ -6,7 +7,7 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-constexpr bool int8_weights = sizeof(WeightCode) == 1;  // of weights
+constexpr bool int8_weights = sizeof(WeightCode) == 1;  // weights have 8 bits
 constexpr int64_t kStripColumns = absorbed_vectors * lanes;
 constexpr int64_t kStripLanes = kAbsorbedRows / rows_per_lane;
 
@@ -24,7 +25,7 @@ inline const char* head_of(const AbsorbedValues& x, int64_t block, int64_t group
     return static_cast<const char*>(x.blocks[block]) + group * x.head_stride;
 }
 
-/// The weights of all pairs as integers, times the scales of rows of codes.
+/// The weights of all pairs, times the scales of the rows, as integers.
 class Weights {
   public:
     explicit Weights(const AbsorbedValues& x) : x_(x), stride_((x.n_pairs + 15) / 16 * 16) {
@@ -48,13 +49,13 @@ class Weights {
 
     const WeightCode* codes(int64_t pair) const { return codes_ + pair * kAbsorbedRows; }
     float unit(int64_t pair) const { return units_[pair]; }
-    /// What a pair's sums have beside the products.
+    /// What is added to the sums of a pair beside the products.
     float offset(int64_t pair) const { return offsets_[pair]; }
-    /// What is set aside, times its row's scale.
+    /// An outlier weight times its row's scale.
     float outlier(int64_t i) const { return outliers_[i]; }
 
-    /// What rows have in all columns of a group, times the weights: of `lanes` groups,
-    /// [group][kAbsorbedRows], 0 where no row is.
+    /// offset = weights . (what rows add to all columns of a group), for `lanes` groups: of_rows
+    /// [group][kAbsorbedRows], 0 where there is no row.
     void find_offsets(const float* of_rows) {
         static_assert(lanes % 4 == 0 && lanes <= kMaxOffsets);
         const auto p = rows_from(x_.p, kAbsorbedRows * sizeof(float));
@@ -70,7 +71,7 @@ class Weights {
     }
     void take_offsets(int64_t group) { offsets_ = all_offsets_ + group * stride_; }
 
-    /// scales: of all rows, 0 where no row is.
+    /// Quantises weights times scales [row], 0 where there is no row.
     void quantise(const float* scales) {
         alignas(64) float high[kBlockTokens];
         alignas(64) int16_t q15[kAbsorbedRows];
@@ -86,8 +87,8 @@ class Weights {
   private:
     static constexpr float kQ15One = 32767;
 
-    /// Numbers that are not negative, their largest being kOne. Returns what that is, NaN if one is no
-    /// number, and the largest of rows of the same place in a block.
+    /// Quantises numbers >= 0 to Q15, the largest becoming kQ15One. Returns the largest, NaN if one is not
+    /// finite; high: the maximum over rows at the same place in a block.
     static float quantise_q15(const float* from, int64_t rows, int16_t* to, float* high) {
         Vec top = splat(0), total = splat(0);
         for (int64_t i = 0; i < kBlockTokens; i += lanes) {
@@ -108,9 +109,10 @@ class Weights {
         return (usable ? largest : largest < 1 ? 0 : __builtin_nanf("")) + 0 * sum(total);
     }
 
-    /// What a pair's products are multiplied with before, so that they are codes, and what codes are worth.
+    /// The factor in Q15 that maps the product of weights and scales of a pair to WeightCode, and the value
+    /// of one code.
     void find_units(float top, const float* high) {
-        constexpr float kTwice = kQ15One * kQ15One / 0x1p15f;  // the product of what is largest in both
+        constexpr float kTwice = kQ15One * kQ15One / 0x1p15f;  // the largest product of two Q15 numbers
         const Vec all = splat(top / kTwice);
         for (int64_t pair = 0; pair < x_.n_pairs; pair += lanes) {
             const Vec tops = load(tops_ + pair);
@@ -120,7 +122,7 @@ class Weights {
                 for (int64_t i = 0; i < kBlockTokens; ++i)
                     largest = max(load(highs_ + i * stride_ + pair) * splat(high[i]), largest);
                 const Vec exact = splat(0x1p15f * max_weight / kTwice) * tops * splat(top) / largest;
-                // At least 1: a pair without weights to speak of has no unit either.
+                // At least 1: a pair whose weights are all 0 has unit 0.
                 const Vec shrink = max(round_even(min(exact, splat(kQ15One))), splat(1));
                 store(shrinks_ + pair, shrink);
                 unit = unit * splat(0x1p15f) / shrink;

@@ -14,20 +14,19 @@
 namespace slimrt::cpu {
 namespace {
 
-constexpr int64_t kPaddedRows = 16;  // from this many tokens on it pays to pack f32 too
-constexpr int64_t kPanelTokens = 2;  // from so many tokens on products take rows side by side
+constexpr int64_t kPaddedRows = 16;  // from this many tokens on f32 activations are copied to padded rows
+constexpr int64_t kPanelTokens = 2;  // from this many tokens on products take rows side by side
 constexpr size_t kCacheLine = 64;
 
-/// What a thread takes at a time: rows of one head of one product.
+/// A unit of work: rows of one head of one product.
 struct LinearItem {
     int product, head;
-    int64_t first, rows;  // of the whole weight
+    int64_t first, rows;  // rows of the whole weight
 };
 
-/// Shares all rows out in items that become smaller: long streams at first, and at the end little to wait
-/// for. Panels (several tokens) start slowly, since nobody has asked for the first one's rows: their items
-/// are larger. Sizes are multiples of 16, of panels' rows where there are panels, so that no row's sum
-/// depends on the number of threads.
+/// Divides all rows into items that become smaller: long streams at first, short waits at the end. Panels
+/// (several tokens) start slowly, since their first rows are not prefetched: their items are larger. Sizes
+/// are multiples of 16, or of the rows of panels, so that no sum depends on the number of threads.
 std::vector<LinearItem> linear_items(std::span<const Product> products, int n_heads, int n_threads,
                                      int64_t n_tokens) {
     int64_t left = 0;
@@ -83,7 +82,7 @@ void CpuBackend::run_on_host(int64_t n_items, const std::function<void(int64_t i
 
 void CpuBackend::reserve_workspace(size_t bytes) {
     if (bytes <= workspace_.bytes) return;
-    workspace_ = {};  // first, so that the two never count together
+    workspace_ = {};  // freed first, so that old and new are never allocated together
     workspace_ = alloc(MemoryKind::scratch, bytes, "the kernels' workspace");
 }
 
@@ -140,8 +139,8 @@ void CpuBackend::linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor ou
 }
 
 size_t CpuBackend::packed_stride(const LinearKernel& kernel, int64_t n_tokens, int64_t k) {
-    if (!kernel.pack && n_tokens < kPaddedRows) return 0;  // x is read as it is
-    // An odd number of cache lines: rows a power of two apart would all want the same lines of a cache.
+    if (!kernel.pack && n_tokens < kPaddedRows) return 0;  // x is read in place
+    // An odd number of cache lines: rows a power of two apart would compete for the same cache sets.
     return (chunks(kernel.pack ? kernel.packed_bytes(k) : k * sizeof(float), kCacheLine) | 1) * kCacheLine;
 }
 
@@ -152,7 +151,7 @@ size_t CpuBackend::max_packed(Tensor x, int n_heads, std::span<const Product> pr
         const auto same = [&](const Product& other) { return other.weight.dtype == dtype; };
         if (std::any_of(products.begin(), products.begin() + i, same)) continue;
         size_t max_bytes = 0;
-        int64_t n = x.rows;  // the max_bytes tokens that the next kernel of this type serves
+        int64_t n = x.rows;  // the most tokens that the next kernel of this type is used for
         for (const LinearKernel* kernel = isa_.linear; kernel->product; ++kernel) {
             if (kernel->weight_type != number(dtype) || n < std::max<int64_t>(kernel->min_tokens, 1))
                 continue;
@@ -205,7 +204,7 @@ void CpuBackend::pack_rows(Tensor x, int n_heads, const Packed& packed) {
 }
 
 void CpuBackend::multiply(Tensor x, int n_heads, std::span<const Product> products) {
-    if (dry()) {  // the planner asks for what no call with fewer tokens will exceed
+    if (dry()) {  // the planner reserves the most that any call with fewer tokens needs
         if (const size_t bytes = max_packed(x, n_heads, products)) workspace_of(bytes);
         return;
     }
@@ -351,7 +350,7 @@ void CpuBackend::unfold(Tensor x, int64_t stride, int64_t padding, Tensor out) {
 }
 
 void CpuBackend::attention(const AttentionArgs& args) {
-    if (dry()) {  // the planner asks for what no call like this one will exceed
+    if (dry()) {  // the planner reserves the most that any such call needs
         workspace_of(AttentionPlan::max_floats(args, n_threads_) * sizeof(float));
         return;
     }

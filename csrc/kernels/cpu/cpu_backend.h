@@ -1,4 +1,4 @@
-// The CPU backend: shares the rows of every operation out to threads; an Isa computes them.
+// The CPU backend: divides the rows of every operation among threads; the kernels of an Isa compute them.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +16,10 @@
 
 namespace slimrt::cpu {
 
-/// Of the tables that this CPU can run, best first.
+/// The names of the instruction sets that this CPU can run, best first.
 std::vector<std::string> isa_names();
-/// The table by this name; without one SLIMRT_ISA's, else the best. Throws Error{argument} naming what there
-/// is.
+/// The table of this name; if empty, of SLIMRT_ISA, else the best. Throws Error{argument}, which lists the
+/// names.
 const Isa& choose_isa(const std::string& asked);
 
 inline uint32_t number(DType dtype) { return static_cast<uint32_t>(dtype); }
@@ -30,7 +30,7 @@ class CpuBackend final : public Backend {
   public:
     CpuBackend(const Isa& isa, int n_threads, bool dry);
 
-    /// At first chosen_access().
+    /// Sets how to prefetch; the default is chosen_access().
     void set_access(const AccessPolicy& policy) { access_ = policy; }
 
     std::string description() const override;
@@ -82,7 +82,7 @@ class CpuBackend final : public Backend {
     /// fn(row, thread) for every row; on all threads when rows of `cols` elements are worth waking them.
     template <class Fn>
     void each_row(int64_t rows, int64_t cols, const Fn& fn) {
-        constexpr int64_t kInline = 1 << 15;  // less work than this is done before a thread wakes up
+        constexpr int64_t kInline = 1 << 15;  // less work than this is done before another thread wakes up
         constexpr int64_t kChunk = 1 << 13;
         const int64_t chunk = rows * cols < kInline ? rows : std::max<int64_t>(1, kChunk / cols);
         run(rows == 0 ? 0 : chunks(rows, chunk), [&](int64_t item, int thread) {
@@ -90,35 +90,36 @@ class CpuBackend final : public Backend {
             for (int64_t row = item * chunk; row < end; ++row) fn(row, thread);
         });
     }
-    /// Row `row` of a table of interleaved rows of a type.
+    /// Dequantises row `row` of a table of interleaved rows; type: of single rows.
     void gather_interleaved(Tensor table, int64_t row, DType type, float* out) const;
-    /// One block for all operations, valid until the next call; grows to the most that was asked for.
+    /// The scratch memory of all operations, valid until the next call; grows to the most that was asked for.
     std::byte* workspace_of(size_t bytes);
 
     const LinearKernel* find_kernel(DType dtype, int64_t n_tokens) const;
-    /// What a product's kernel reads as x: row i, head h at rows.row(i) + h * head_bytes.
+    /// The activations as the kernel of a product reads them: row i, head h is at rows.row(i) + h *
+    /// head_bytes.
     struct Packed {
         const LinearKernel* kernel;
         Tensor rows;
         size_t head_bytes;
         size_t offset;  // in the workspace
-        bool ready;     // nothing to pack: x itself, or what another product packs
+        bool ready;     // nothing to pack: x as it is, or packed by another product
     };
-    /// Bytes of one packed row (of one head); 0: x is not packed for so few tokens.
+    /// Bytes of one packed row of one head; 0: x is not packed for so few tokens.
     static size_t packed_stride(const LinearKernel& kernel, int64_t n_tokens, int64_t k);
-    /// The most that a row takes with so many tokens or fewer.
+    /// The largest packed_stride() for n_tokens or fewer.
     size_t max_packed_stride(DType dtype, int64_t n_tokens, int64_t k) const;
     struct SortedPairs;
     struct SortedProduct;
-    /// The products of sorted pairs with weights of the same shape. Those that have the same x and pack it
-    /// alike say the same place for it.
+    /// Products of sorted pairs with weights of the same shape. Products with the same x and packing have the
+    /// same `packed`.
     void multiply_sorted(const SortedPairs& pairs, std::span<const SortedProduct> products);
-    /// Bytes that packing x or fewer rows of it takes at most.
+    /// The most bytes that packing x, or fewer rows of it, takes.
     size_t max_packed(Tensor x, int n_heads, std::span<const Product> products) const;
-    /// Of each product; kernels that pack alike share the rows.
+    /// Packs x for each product; products that pack alike share the rows.
     std::vector<Packed> pack(Tensor x, int n_heads, std::span<const Product> products);
     void pack_rows(Tensor x, int n_heads, const Packed& packed);
-    /// Per head out = x W^T + bias; linear() has one head.
+    /// For each head out = x W^T + bias; linear() has one head.
     void multiply(Tensor x, int n_heads, std::span<const Product> products);
 
     const Isa& isa_;

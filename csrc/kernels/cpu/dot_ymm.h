@@ -32,7 +32,7 @@ static inline __m256i load_nibbles(const void* p) {
     return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(v, 4), v), _mm256_set1_epi8(15));
 }
 static inline Codes load_nibbles(const void* p, const void* q) { return {load_nibbles(p), load_nibbles(q)}; }
-/// Each byte >> shift (<< where that is negative) & mask.
+/// Each byte >> shift (<< -shift if negative) & mask.
 static inline __m256i field(__m256i c, int shift, int mask) {
     const __m256i there = shift == 0  ? c
                           : shift > 0 ? _mm256_srli_epi16(c, shift)

@@ -58,7 +58,7 @@ Vec relu(Vec x) { return max(splat(0), x); }
 
 /// x (1 + erf(x / sqrt 2)) / 2 = max(x, 0) - |x| erfc(|x| / sqrt 2) / 2, which loses nothing where x < 0.
 Vec gelu_erf(Vec x) {
-    const Vec size = min(splat(20), max(splat(0) - x, x));  // from there on erfc is 0
+    const Vec size = min(splat(20), max(splat(0) - x, x));  // beyond it erfc is 0
     return relu(x) - splat(0.5f) * size * erfc(splat(0.70710678f) * size);
 }
 

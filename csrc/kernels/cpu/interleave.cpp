@@ -71,15 +71,15 @@ void split_high_bits(uint8_t* block) {
 
 struct Layout {
     DType rows, interleaved;
-    bool odd_first;  // what is no whole word, where there is some
+    bool tail_first;  // the bytes that fill no word are first in a block, else last
     Rearrange to = nullptr, from = nullptr;
 
     size_t bytes() const { return static_cast<size_t>(dtype_info(rows).block_bytes); }
     size_t words() const { return bytes() / 4; }
     size_t tail_bytes() const { return bytes() % 4; }
-    /// Where word w of a block is, and the odd bytes.
-    size_t word(size_t w) const { return 4 * w + (odd_first ? tail_bytes() : 0); }
-    size_t tail() const { return odd_first ? 0 : 4 * words(); }
+    /// Offsets of word w and of the tail.
+    size_t word(size_t w) const { return 4 * w + (tail_first ? tail_bytes() : 0); }
+    size_t tail() const { return tail_first ? 0 : 4 * words(); }
 };
 
 constexpr Layout kLayouts[] = {

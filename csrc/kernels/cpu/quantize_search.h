@@ -74,7 +74,7 @@ bool choose_unit(const float (&values)[n], const float (&weights)[n], Multiples 
         if (__builtin_fabsf(v) > __builtin_fabsf(largest)) largest = v;
     *unit = 0;
     for (float& multiple : k) multiple = 0;
-    if (__builtin_fabsf(largest) < 0x1p-30f) return true;  // nothing in f16 is near, but 0
+    if (__builtin_fabsf(largest) < 0x1p-30f) return true;  // f16 has nothing near but 0
     for (int step = 0; step < 8; ++step) {
         // Not below what the largest value needs, however coarse f16 is there.
         const float u = half_beyond(largest / (range.extreme * (1 - static_cast<float>(step) / 64)));
@@ -165,7 +165,8 @@ static inline Affine affine_search(const Groups32& g, float top, Moments* best_m
     return best;
 }
 
-/// Moves each group's k and l by one where that lowers the error, codes adapted. Returns the block's error.
+/// Changes each group's k and l by one where that lowers the error with the best codes. Returns the block's
+/// error.
 static inline float adapt_six_bits(const Groups32 (&g)[2], float top, AffineBlock* block) {
     float error = 0;
     for (int half = 0; half < 2; ++half) {
@@ -210,13 +211,13 @@ static inline void refit(const Groups32 (&g)[2], float top, float error, AffineB
     } else if (ll > 0 && kk == 0) {
         next.dmin = as_half(static_cast<float>(-lx / ll));
     }
-    if (next.d < 0 || next.dmin < 0) return;  // readers may take both for what they are called
+    if (next.d < 0 || next.dmin < 0) return;  // other readers may rely on scale and min >= 0
     float next_error = 0;
     for (int half = 0; half < 2; ++half) next_error += sum(affine_pass(g[half], next.at(half), top).error);
     if (next_error < error) *block = next;
 }
 
-/// The best block found for 256 weights of which none is beyond 2^30. False: f16 cannot hold its scales.
+/// The best block found for 256 weights of magnitude at most 2^30. False: f16 cannot represent its scales.
 static inline bool search(const float* x, float top, AffineBlock* block) {
     const Groups32 g[2] = {Groups32(x), Groups32(x + 128)};
     float scale[8], min[8], q[8], qq[8], n[8];
@@ -230,7 +231,7 @@ static inline bool search(const float* x, float top, AffineBlock* block) {
         store(n + lanes * half, splat(32.0f));
     }
     if (!choose_unit(scale, qq, six_bits, &block->d, block->k)) return false;
-    for (int i = 0; i < 8; ++i) {  // the mins that suit the scales as rounded
+    for (int i = 0; i < 8; ++i) {  // the mins that fit the quantised scales
         const float suited = min[i] + (block->d * block->k[i] - scale[i]) * q[i] / 32;
         min[i] = suited > 0 ? suited : 0;
     }
@@ -264,7 +265,8 @@ static inline Moments symmetric_pass(const Groups16& g, Vec scale) {
     return m;
 }
 
-/// The scale of four groups, not rounded, and sums for it. Its sign says which end has the code -32.
+/// The scale of four groups, not quantised, and the moments of the best. Its sign says which end gets the
+/// code -32.
 static inline Vec symmetric_search(const Groups16& g, Moments* best_moments) {
     const Vec low = negative(min(g.low, splat(0.0f))), high = max(g.high, splat(0.0f));
     const Vec up = max(high * splat(1.0f / 31), low * splat(1.0f / 32));
@@ -284,8 +286,8 @@ static inline Vec symmetric_search(const Groups16& g, Moments* best_moments) {
     return best;
 }
 
-/// Moves each group's k by one where that lowers the error, codes adapted. Returns the block's error, and the
-/// sums from which d follows by least squares.
+/// Changes each group's k by one where that lowers the error with the best codes. Returns the block's error,
+/// and the sums from which d follows by least squares.
 static inline float adapt_eight_bits(const Groups16 (&g)[4], SymmetricBlock* block, double* kk, double* kx) {
     float error = 0;
     *kk = *kx = 0;

@@ -29,7 +29,7 @@ inline DType repacked_type(DType type) {
     }
 }
 
-/// n elements, in whole blocks, from `type` to repacked_type(type), which is another.
+/// Converts n elements, in whole blocks, from `type` to repacked_type(type), which must differ.
 void repack(DType type, const void* from, int64_t n, void* to);
 
 }  // namespace slimrt::cpu

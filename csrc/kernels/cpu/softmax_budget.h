@@ -1,4 +1,4 @@
-// Which softmax weights a budget spares. For the units compiled once per ISA.
+// Which softmax weights a budget of sparse attention skips. For the units compiled once per ISA.
 #pragma once
 
 #include "kernels/cpu/simd.h"
@@ -16,7 +16,7 @@ struct BySquare {
     float weight(float counted) const { return __builtin_sqrtf(counted); }
 };
 
-/// fn(a vector of what counts of n weights), the last of them filled up with zeros.
+/// fn(counted) for vectors of n weights; the last is padded with zeros.
 template <class Counts, class Fn>
 inline void each_vector(const float* p, int64_t n, const Counts& counts, const Fn& fn) {
     for (int64_t i = 0; i < n; i += lanes) fn(counts(n - i < lanes ? load_part(p + i, n - i) : load(p + i)));
@@ -29,10 +29,10 @@ inline float total_of(const float* p, int64_t n, const Counts& counts) {
     return sum(total);
 }
 
-/// The highest weight that is found of which those below add up to at most `budget`, counted so.
+/// The largest threshold found for which the weights below it add up to at most `budget`, as counted.
 template <class Counts>
 float skip_threshold(const float* p, int64_t n, float budget, const Counts& counts) {
-    constexpr float kSafe = 0.999f;                    // of the budget: sums round
+    constexpr float kSafe = 0.999f;                    // of the budget, for rounding errors of the sums
     constexpr float kCoarse = 8, kFine = 1.29683955f;  // 8^(1/8); 8^7 is more than there are rows
     constexpr int kLevels = 7;
     budget *= kSafe;

@@ -1,4 +1,4 @@
-// The one symbol of an ISA that the rest of the program knows. Compiled once per ISA.
+// The table of an ISA, its only symbol that the rest of the program uses. Compiled once per ISA.
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/linear.h"
 #include "kernels/cpu/rows.h"
