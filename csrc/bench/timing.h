@@ -10,8 +10,8 @@
 
 namespace slimrt::bench {
 
-/// Ways to merely read memory: lines are called for into all caches, or past the first level. Which of them
-/// reads more, by a tenth or so, differs from CPU to CPU.
+/// Prefetches for reading memory without arithmetic: into all caches, or past L1. Which is faster, by a tenth
+/// or so, differs from CPU to CPU.
 inline constexpr cpu::Access kReads[] = {{cpu::Hint::t0, false, 4 << 10}, {cpu::Hint::t1, false, 16 << 10}};
 
 /// Reads a buffer far larger than the caches, in huge pages where the system grants them; GB/s of the best

@@ -289,7 +289,7 @@ double huge_page_gain(std::span<const std::byte> bytes, int n_threads) {
     const std::byte* const from = bytes.data();
     const Buffer copy = backend.alloc(MemoryKind::scratch, parts * sizes.turn, "memory to measure with");
     std::memcpy(copy.data.get(), from, copy.bytes);
-    // Not merely read: products call for memory themselves, which is lost where a page is not known yet.
+    // Measured with products, since a prefetch is dropped where the page is not in the TLB.
     const auto rows = int64_t(sizes.turn / row_bytes(DType::Q8_0, kCols));
     std::vector<float> x(kCols), out(static_cast<size_t>(rows));
     const auto time = [&](const std::byte* memory, size_t part) {
