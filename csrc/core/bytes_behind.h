@@ -1,4 +1,5 @@
-// Behind mapped memory, of which AddressSanitizer knows nothing, there is under it a page nobody may touch.
+// With AddressSanitizer, which does not know of mmap: a poisoned page behind mapped memory, so that reads
+// past the end are found.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@ namespace slimrt {
 #ifdef __SANITIZE_ADDRESS__
 inline constexpr size_t kBytesBehind = 4096;
 inline void forbid(const std::byte* data, size_t bytes) { __asan_poison_memory_region(data, bytes); }
-/// Before it is given back, and may be mapped by others.
+/// Unpoisons memory before it is unmapped, since others may map it then.
 inline void allow(const std::byte* data, size_t bytes) { __asan_unpoison_memory_region(data, bytes); }
 #else
 inline constexpr size_t kBytesBehind = 0;

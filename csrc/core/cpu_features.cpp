@@ -18,7 +18,7 @@
 namespace slimrt {
 
 bool is_neoverse_with_i8mm(uint64_t midr) {
-    constexpr uint64_t arm = 0x41, microsoft = 0x6d;  // whose Cobalt 100 is an N2
+    constexpr uint64_t arm = 0x41, microsoft = 0x6d;  // Cobalt 100 is an N2
     const uint64_t implementer = midr >> 24 & 0xff, part = midr >> 4 & 0xfff;
     if (implementer != arm && implementer != microsoft) return false;
     constexpr uint64_t v1 = 0xd40, n2 = 0xd49, v2 = 0xd4f, v3ae = 0xd83, v3 = 0xd84, n3 = 0xd8e;
@@ -26,7 +26,7 @@ bool is_neoverse_with_i8mm(uint64_t midr) {
 }
 
 #if defined(__aarch64__) && defined(__linux__)
-/// Linux answers in place of the register, if it says that it does.
+/// Linux emulates reading the register where HWCAP_CPUID is set.
 static uint64_t main_id(unsigned long features) {
     uint64_t midr = 0;
     if (features & HWCAP_CPUID) asm("mrs %0, midr_el1" : "=r"(midr));
@@ -39,7 +39,7 @@ ArmFeatures arm_features() {
             .neoverse = is_neoverse_with_i8mm(main_id(first))};
 }
 #elif defined(__aarch64__) && defined(__APPLE__)
-/// A system that does not know the name is of CPUs that lack the feature too.
+/// Systems that do not know the name run on CPUs without the feature.
 static bool has(const char* feature) {
     int found = 0;
     size_t bytes = sizeof found;
@@ -53,7 +53,7 @@ ArmFeatures arm_features() { return {}; }
 #endif
 
 #ifdef __x86_64__
-/// A bit of EAX of CPUID's second leaf of features.
+/// A bit of EAX of CPUID leaf 7, subleaf 1.
 static bool has_feature(int bit) {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);

@@ -11,7 +11,7 @@ namespace slimrt {
 namespace {
 
 #ifdef __linux__
-/// CPUs that the control groups (version 2) of this process grant it; 0: no limit.
+/// The CPU quota of the control groups (version 2) of this process, in CPUs; 0: no limit.
 int quota() {
     const std::string groups = '\n' + text_of("/proc/self/cgroup"), root = "\n0::";
     const size_t at = groups.find(root + "/");

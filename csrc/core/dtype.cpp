@@ -68,7 +68,7 @@ constexpr CacheType kCacheTypes[] = {
     {DType::Q2, 2, 32, 2 * sizeof(uint16_t)},
 };
 
-/// By type number, since views look their type up all the time; holes have block 0.
+/// By type number, since tensors look up their type all the time; unused numbers have block 0.
 constexpr std::array<DTypeInfo, kTypeNumbers> kByNumber = [] {
     std::array<DTypeInfo, kTypeNumbers> table{};
     for (const DTypeInfo& info : kTypes) table[static_cast<size_t>(info.dtype)] = info;

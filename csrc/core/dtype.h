@@ -1,12 +1,12 @@
-// Element types, numbered as in GGUF (ggml_type), and the size of a row of them.
-// Types of cache rows alone (Q8 ...) have numbers that no file may use. They have scales per token and head:
-//   Q8        int8, an f32 scale: max |x| / 127, so that a code is off by at most half a scale
-//   FP8_E4M3  OCP e4m3 of x / 2^e, max |x| below 2^(e + 8); an f32 scale, 2^(e + 8) (see E4M3 in simd.h)
-//   FP8_E5M2  OCP e5m2, no scale; beyond 57344 rounded to nearest, so from 61440 on infinite
+// Element types, numbered as in GGUF (ggml_type), and sizes of their rows.
+// Types of cache rows only (Q8 ...) have numbers that no file may use, and scales per token and head:
+//   Q8        int8 and an f32 scale max |x| / 127: a code errs by at most half a scale
+//   FP8_E4M3  OCP e4m3 of x / 2^e, max |x| below 2^(e + 8), and an f32 scale 2^(e + 8) (see E4M3 in simd.h)
+//   FP8_E5M2  OCP e5m2 without scale; values beyond 57344 are rounded to nearest, so from 61440 on infinite
 //   Q4 Q3 Q2  so many bits, an f16 scale and an f16 minimum for each 32 elements: x = minimum + scale * code
-// Types of weights in memory alone, which hold what IQ2_* and IQ3_* do: IQ2_N, IQ3_XXS_N, IQ3_S_N, see
-// kernels/cpu/blocks_grid.h; and *_R16: 16 rows of such a type side by side, see kernels/cpu/interleave.h.
-// All round to nearest even. A head that holds NaN or infinity reads back as NaN (E5M2: element by element).
+// Types of weights in memory only: IQ2_N, IQ3_XXS_N, IQ3_S_N, which hold what IQ2_* and IQ3_* do
+// (kernels/cpu/blocks_grid.h); and *_R16: 16 rows of a type interleaved (kernels/cpu/interleave.h).
+// All round to nearest even. A head with NaN or infinity reads back as NaN (E5M2: element by element).
 #pragma once
 
 #include <cstddef>
@@ -66,38 +66,38 @@ struct DTypeInfo {
     DType dtype;
     const char* name;  // lower case, as on the command line: "f16", "q4_k"
     int block;         // elements in one block (1 for plain types)
-    int block_bytes;   // 0: of cache rows only, see head_bytes()
+    int block_bytes;   // 0: types of cache rows only, see head_bytes()
 };
 
-/// The entry of a type number read from a file; nullptr when slimrt does not read that type.
+/// The entry of a type number from a file; nullptr if slimrt does not read that type.
 const DTypeInfo* find_dtype(uint32_t ggml_type);
 
-/// The entry of a type by its name ("f16"); nullptr when there is none, or not outside a cache.
+/// The entry of a type by its name ("f16"); nullptr if there is none, or it is for cache rows only.
 const DTypeInfo* find_dtype(const char* name);
 
-inline constexpr int kBlockTokens = 32;  // rows of a block of a paged cache
-/// Rows of a stretch, which begins at a multiple of it: how many attention weighs at a time where it spares
-/// some.
+inline constexpr int kBlockTokens = 32;  // rows in a block of a paged cache
+/// Rows of a stretch, the unit in which sparse attention skips rows and keeps their means; it starts at a
+/// multiple of its size.
 inline constexpr int64_t kStretchBlocks = 32, kStretchRows = kStretchBlocks * kBlockTokens;
 
-/// A type that cache rows may have: bits of an element, whose codes begin with a byte in every head; elements
-/// of a head with a scale of their own (0: all, if there are scales), and the bytes of such a scale.
+/// A type of cache rows: bits of an element (the codes of a head start at a byte); elements of a head that
+/// share a scale (0: all of them, if there are scales); bytes of such a scale.
 struct CacheType {
     DType dtype = DType::F32;
     int bits = 0, group = 0, scale_bytes = 0;
 };
-/// All n of them, as they are shown.
+/// All n types, in the order they are listed.
 const CacheType* cache_types(int* n);
 
-/// The type of that name which cache rows may have. Throws Error{unsupported}, which lists them all.
+/// The cache type of this name. Throws Error{unsupported}, which lists all names.
 DType require_cache_type(const char* name);
 
-/// All of them, with commas between.
+/// The names of all cache types, separated by commas.
 const char* cache_type_names();
 
 const DTypeInfo& dtype_info(DType dtype);
 
-/// Q4, Q3 and Q2: groups of a head's elements have scales.
+/// Whether groups of elements of a head have scales: Q4, Q3 and Q2.
 bool has_groups(DType dtype);
 
 /// F32, F16 and BF16.
@@ -106,13 +106,13 @@ bool is_float(DType dtype);
 /// Bytes of `n` consecutive elements; `n` must be a multiple of the type's block.
 size_t row_bytes(DType dtype, int64_t n);
 
-/// Bytes of one head of one cache row: its elements, and beside them its scales.
+/// Bytes of one head of one cache row: elements and scales.
 struct HeadBytes {
     size_t elements = 0, scales = 0;
     size_t total() const { return elements + scales; }
 };
 HeadBytes head_bytes(DType dtype, int64_t dim);
-/// The same of `tokens` rows of a block: all elements, then all scales. scale_tokens: see Rows.
+/// The same for `tokens` rows of a block: all elements, then all scales. scale_tokens: see Rows.
 HeadBytes head_bytes(DType dtype, int64_t dim, int64_t tokens, int scale_tokens);
 
 }  // namespace slimrt

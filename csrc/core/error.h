@@ -15,11 +15,11 @@ enum class ErrorCode {
     argument,           // ValueError
     format,             // ModelFormatError: the file is broken or not what it says
     io,                 // OSError
-    unsupported,        // UnsupportedError: fine, but not by us (the message names what is)
+    unsupported,        // valid, but not supported (the message names what is)
     cache_unsupported,  // CacheUnsupportedError: this cache mode is not legal for this model
     wont_fit,           // WontFitError: `needed` and `available` are bytes
     context_overflow,   // ContextOverflowError
-    device,             // DeviceError: the device failed at something it should be able to do
+    device,             // the device failed at something it supports
 };
 
 class Error : public std::runtime_error {
@@ -31,7 +31,7 @@ class Error : public std::runtime_error {
     uint64_t needed, available;  // bytes, for wont_fit
 };
 
-// What a message is made of, at its end. Not by streams: they are half a megabyte of a static executable.
+// Appends a value to a message. Not by streams, which would add half a megabyte to a static executable.
 inline void append(std::string& to, std::string_view text) { to += text; }
 inline void append(std::string& to, char c) { to += c; }
 void append(std::string& to, long long number);
@@ -43,7 +43,7 @@ void append(std::string& to, Number number) {
            static_cast<std::conditional_t<std::is_signed_v<Number>, long long, unsigned long long>>(number));
 }
 
-/// Its arguments, one after another.
+/// Its arguments as one string.
 template <class... Args>
 std::string concat(const Args&... args) {
     std::string out;

@@ -54,7 +54,7 @@ std::optional<double> as_number(const GgufValue& value) {
     return {};
 }
 
-/// Refuses a model of which a shard is missing; what is there and cannot be read is the mapping's to say.
+/// Refuses a model without all of its shards; a shard that exists but cannot be read fails when it is mapped.
 void require_all(const std::vector<std::string>& paths) {
     for (const std::string& path : paths) {
         if (access(path.c_str(), F_OK) == 0 || errno != ENOENT) continue;

@@ -1,6 +1,5 @@
-// A GGUF file (version 3, or 2: the same layout), or the shards of one, validated. Whatever this class hands
-// out has been checked: counts before they are multiplied, offsets and alignment before they are followed,
-// types by name.
+// A GGUF file (version 3, or 2 with the same layout), or its shards, validated: counts before they are
+// multiplied, offsets and alignment before they are followed, types by name.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +17,7 @@
 
 namespace slimrt {
 
-/// GGUF's number of a value's type; those of numbers stand in bindings/gguf.cpp and gguf_metadata.cpp.
+/// GGUF's type number of strings; those of numbers are in bindings/gguf.cpp and gguf_metadata.cpp.
 inline constexpr uint32_t kGgufString = 8;
 
 /// An array of a metadata value: element type and a checked position in the file; read on demand.
@@ -45,17 +44,17 @@ struct GgufKey {
 struct GgufTensorInfo {
     std::string name;
     std::vector<int64_t> sizes;
-    DType type = DType::F32;  // find_dtype() knows it, but for what is only described
+    DType type = DType::F32;  // known to find_dtype(), unless only described
     size_t position = 0;
 };
 
-/// What to read of a file. Tokenizers need metadata alone, beside tensors of whatever type; `described` lists
-/// those of types that slimrt does not read too, and does not hand them out.
+/// What to read of a file. Tokenizers need the metadata only, whatever types the tensors have; `described`
+/// also lists tensors of types that slimrt does not read, without giving access to them.
 enum class GgufPart { all, metadata, described };
 
 class GgufFile {
   public:
-    /// Opens and validates; the first shard stands for all, which lie beside it. Throws Error{io} or
+    /// Opens and validates; of a model in shards the first, beside which the others are. Throws Error{io} or
     /// Error{format, unsupported} naming the file, and the tensor or key and the byte offset.
     static GgufFile open(const std::string& path, GgufPart part = GgufPart::all);
     /// The same on bytes in memory, which must outlive the result (tests, fuzzing). Tensors are aligned in
@@ -63,14 +62,14 @@ class GgufFile {
     static GgufFile parse(const std::byte* data, size_t size, std::string name,
                           GgufPart part = GgufPart::all);
 
-    /// The first shard, with the tensors of all of them: they lie in one piece of memory, in their order.
+    /// The first shard with the tensors of all shards, which are in one mapping, in order.
     static GgufFile join(std::vector<GgufFile> shards);
 
-    /// As it was named; of the first shard.
+    /// The path as given; of the first shard.
     const std::string& path() const { return path_; }
-    /// Of all files that belong to it.
+    /// The paths of all shards.
     std::vector<std::string> paths() const;
-    /// All of them as they were opened, zeros between two.
+    /// The bytes of all shards as they were opened, with zeros between two.
     std::span<const std::byte> bytes() const { return bytes_; }
     /// MappedFile::require_unchanged, of what was opened.
     void require_unchanged() const {
@@ -78,14 +77,14 @@ class GgufFile {
     }
     /// MappedFile::move_to_huge_pages, of what was opened: tensors stay where they are.
     bool move_to_huge_pages() { return file_ && file_->move_to_huge_pages(); }
-    /// MappedFile::let_go, of a tensor that is not read where it is any more.
+    /// MappedFile::let_go, of a tensor that is no longer read in place.
     void let_go(const Tensor& t) const {
         if (file_) file_->let_go(t.data, t.bytes());
     }
     const std::map<std::string, GgufValue, std::less<>>& metadata() const { return metadata_; }
     /// By name; weights are [rows = ne1 * ne2 * ne3, cols = ne0].
     const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
-    /// Both in the order of the file, for who writes another one like it.
+    /// Keys and tensors in the order of the file, for writing one like it.
     const std::vector<GgufKey>& keys() const { return keys_; }
     const std::vector<GgufTensorInfo>& tensor_list() const { return tensor_list_; }
 

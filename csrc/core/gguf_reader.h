@@ -34,7 +34,7 @@ class GgufReader {
     [[noreturn]] void fail(ErrorCode code, const Args&... message) const {
         slimrt::fail(code, path_, ": ", item_, " at byte ", item_position_, " ", concat(message...));
     }
-    /// The same for what only damage explains.
+    /// The same for errors that only a damaged file has.
     template <class... Args>
     [[noreturn]] void fail_damaged(const Args&... message) const {
         fail(ErrorCode::format, message..., ": the file is truncated or damaged; download it again");

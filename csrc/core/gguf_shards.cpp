@@ -1,5 +1,5 @@
-// A model in several files, as gguf-split makes them: model-00001-of-00003.gguf and so on. All metadata is in
-// the first; each says which of how many it is.
+// A model in several files (shards), as gguf-split writes them: model-00001-of-00003.gguf and so on. The
+// first has all metadata; each has its number and their count.
 #include <cstdio>
 
 #include "core/error.h"
@@ -8,7 +8,7 @@
 namespace slimrt {
 namespace {
 
-/// What the name of shard `number` (from 1) ends with.
+/// The end of the file name of shard `number` (from 1).
 std::string suffix(int64_t number, int64_t count) {
     char text[64];
     std::snprintf(text, sizeof text, "-%05lld-of-%05lld.gguf", static_cast<long long>(number),
@@ -18,7 +18,7 @@ std::string suffix(int64_t number, int64_t count) {
 
 }  // namespace
 
-/// Of all shards of which this is the first; of a whole model its own.
+/// The paths of all shards, of which this is the first; of a whole model its own.
 std::vector<std::string> GgufFile::shard_paths() const {
     const int64_t count = n_shards(), number = integer("split.no", 0, 65535, 0) + 1;
     if (count <= 1) return {path_};

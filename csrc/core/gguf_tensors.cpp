@@ -10,7 +10,8 @@
 namespace slimrt {
 namespace {
 
-/// ggml_type by number, to name what slimrt does not read, types since removed from GGUF included.
+/// Names of ggml_type by number, for messages about types that slimrt does not read, including those removed
+/// from GGUF.
 constexpr const char* kGgmlTypes[] = {
     "F32",   "F16",        "Q4_0",       "Q4_1",       "Q4_2",     "Q4_3",     "Q5_0",
     "Q5_1",  "Q8_0",       "Q8_1",       "Q2_K",       "Q3_K",     "Q4_K",     "Q5_K",
@@ -23,14 +24,14 @@ constexpr size_t kMaxDims = 4;
 constexpr uint64_t kMaxElements = uint64_t{1} << 60;   // no size in bytes overflows
 constexpr uint64_t kMinBytes = 8 + 1 + 4 + 8 + 4 + 8;  // name, n_dims, one dimension, type, offset
 
-/// A description as read, its data not yet placed.
+/// A description as read, before its data is located.
 struct Description {
     GgufTensorInfo info;
     size_t position = 0;             // of the description
     uint64_t offset = 0, bytes = 0;  // in the data section
 };
 
-/// The number of a type; its entry is nullptr where any may be and slimrt does not read it.
+/// The number of a type, and its entry: nullptr where any type is allowed and slimrt does not read this one.
 std::pair<DType, const DTypeInfo*> read_type(GgufReader& reader, bool any_type) {
     const auto number = reader.read<uint32_t>();
     if (const DTypeInfo* info = find_dtype(number)) return {info->dtype, info};
@@ -47,7 +48,7 @@ std::pair<DType, const DTypeInfo*> read_type(GgufReader& reader, bool any_type) 
                 "), which slimrt does not read; it reads", readable, ": get the model in one of these");
 }
 
-/// The sizes, and returns their product.
+/// Reads the sizes and returns their product.
 int64_t read_sizes(GgufReader& reader, std::vector<int64_t>& sizes) {
     const auto n_dims = reader.read<uint32_t>();
     if (n_dims == 0 || n_dims > kMaxDims)

@@ -9,7 +9,8 @@ namespace slimrt {
 
 inline constexpr size_t kHugePage = size_t(2) << 20;
 
-/// So many bytes of zeros where huge pages begin, if there is room for one; MAP_FAILED if there is no memory.
+/// Maps zeroed memory that starts at a huge page boundary if it is as large as one; MAP_FAILED if there is no
+/// memory.
 inline void* map_zeros(size_t bytes, int protection, int flags) {
     void* wanted = nullptr;
     if (bytes >= kHugePage) {
@@ -22,10 +23,10 @@ inline void* map_zeros(size_t bytes, int protection, int flags) {
         }
     }
     flags |= MAP_PRIVATE | MAP_ANONYMOUS;
-    return ::mmap(wanted, bytes, protection, flags, -1, 0);  // elsewhere, if that is taken by now
+    return ::mmap(wanted, bytes, protection, flags, -1, 0);  // elsewhere, if that address was taken meanwhile
 }
 
-// Only wishes, and only on Linux.
+// Hints to the kernel, on Linux only.
 
 inline void wish_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #ifdef MADV_HUGEPAGE

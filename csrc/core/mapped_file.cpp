@@ -33,17 +33,18 @@ timespec time_of_change(const struct stat& status) {
 #endif
 }
 
-// What the handler of SIGBUS knows by address; beyond that many it is silent. A signal handler may take
-// no lock, hence atomic pointers.
+// The mappings that the SIGBUS handler knows; further ones are not reported. A signal handler must not lock,
+// hence atomic pointers.
 std::array<std::atomic<const MappedFile*>, 64> mapped_files;
 struct sigaction sigbus_before;
 
 void say(std::string_view text) {
-    // Nothing is left to do where stderr takes no more.
+    // If stderr fails there is nothing left to do.
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
 }
 
-/// Says which file was cut, then has the system do what it would have done: the access is repeated.
+/// Reports which file was truncated, then restores the default action: the access is repeated and ends the
+/// process.
 void on_sigbus(int, siginfo_t* info, void*) {
     const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
     for (const auto& slot : mapped_files) {
@@ -127,7 +128,7 @@ MappedFile::MappedFile(const std::vector<std::string>& paths) {
             ::munmap(place, size_);
             fail_io(part.path, reason);
         }
-        // What is not in memory yet is read into such pages: two threads read it 5 to 20 % faster then.
+        // Data that is not in memory yet is read into such pages: two threads then read it 5 to 20 % faster.
         wish_for_huge_pages(at, part.size);
     }
     data_ = static_cast<const std::byte*>(place);

@@ -1,4 +1,4 @@
-// A file mapped read-only into memory, or several, one behind the other.
+// One or several files mapped read-only into memory, one behind another.
 #pragma once
 
 #include <sys/stat.h>
@@ -11,7 +11,7 @@ namespace slimrt {
 
 class MappedFile {
   public:
-    /// One of the files, and where it stands in what is mapped.
+    /// One of the files, and its offset in the mapping.
     struct Part {
         std::string path;
         int descriptor = -1;
@@ -23,29 +23,28 @@ class MappedFile {
         ~Part();
     };
 
-    /// Maps the whole of each. Throws Error{io} with the path and the system's reason; an empty file is
-    /// legal. Whoever reads pages that were cut off a file since dies of SIGBUS; a line on stderr says so
-    /// first.
+    /// Maps all of each file. Throws Error{io} with the path and the reason; an empty file is legal. Reading
+    /// pages of a file that was truncated meanwhile ends the process with SIGBUS, after a line on stderr.
     explicit MappedFile(const std::vector<std::string>& paths);
     ~MappedFile();
     MappedFile(const MappedFile&) = delete;
     MappedFile& operator=(const MappedFile&) = delete;
 
-    /// Of all files; between two there may be zeros.
+    /// The bytes of all files, perhaps with zeros between two.
     const std::byte* data() const { return data_; }
     size_t size() const { return size_; }
     const std::vector<Part>& parts() const { return parts_; }
 
-    /// Puts a copy in huge pages of this process's own memory in place of the mapping, at the same addresses.
-    /// False, and nothing has changed: the system has no such thing, or not as much memory.
+    /// Replaces the mapping by a copy in anonymous huge pages, at the same addresses. Returns false, without
+    /// effect, if the system does not support it or has too little memory.
     bool move_to_huge_pages();
 
-    /// Pages that lie wholly in these bytes need not be this process's any more: who looks at one again gets
-    /// it from the system's cache, or from the file. Of a copy nothing is let go.
+    /// Releases the pages that are wholly in these bytes: reading one again takes it from the page cache or
+    /// the file. No effect on a copy.
     void let_go(const void* first, size_t bytes) const;
 
-    /// Throws Error{io} when one of these very files (not another that took its name) was written to or cut
-    /// since it was opened, as its size and its time of change tell.
+    /// Throws Error{io} if one of the opened files (not another that replaced it) was written to or truncated
+    /// since, by its size and change time.
     void require_unchanged() const;
 
   private:

@@ -12,7 +12,7 @@
 namespace slimrt {
 #ifdef __APPLE__
 
-/// Free pages, and those that were not used of late: the system takes them first.
+/// Free pages, and inactive ones, which the system reclaims first.
 uint64_t available_memory() {
     const mach_port_t host = ::mach_host_self();
     vm_statistics64_data_t pages{};
@@ -28,9 +28,8 @@ uint64_t available_memory() {
 #else
 namespace {
 
-/// The number behind a key that begins a line of a file, or with no key at its beginning; 0 when there is
-/// none
-/// ("max" included).
+/// The number behind a key at the start of a line of a file, or without a key at its start; 0 if there is
+/// none ("max" included).
 uint64_t read_number(const char* path, const std::string& key = "") {
     const std::string text = '\n' + text_of(path);
     const size_t at = text.find("\n" + key);
@@ -43,7 +42,7 @@ uint64_t available_memory() {
     uint64_t available = read_number("/proc/meminfo", "MemAvailable:") * 1024;
     if (const uint64_t limit = read_number("/sys/fs/cgroup/memory.max")) {
         const uint64_t current = read_number("/sys/fs/cgroup/memory.current");
-        const uint64_t files = read_number("/sys/fs/cgroup/memory.stat", "file ");  // taken back when needed
+        const uint64_t files = read_number("/sys/fs/cgroup/memory.stat", "file ");  // reclaimed when needed
         const uint64_t used = std::min(limit, current - std::min(current, files));
         available = available ? std::min(available, limit - used) : limit - used;
     }

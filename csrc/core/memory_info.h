@@ -4,8 +4,8 @@
 
 namespace slimrt {
 
-/// Bytes this process may still take without swapping: what the system has available, within the cgroup's
-/// limit. 0 when the system does not tell.
+/// Bytes this process can still use without swapping: what the system has available, within the cgroup limit;
+/// 0: unknown.
 uint64_t available_memory();
 
 }  // namespace slimrt

@@ -26,8 +26,7 @@ bool wanted() {
 }
 
 #ifdef __linux__
-/// What a processor has as its last cache: which processors share it, and its size, "32768K"; "" where
-/// unknown.
+/// The last-level cache of a processor: which processors share it, and its size ("32768K"); "" if unknown.
 std::pair<std::string, std::string> last_cache(const std::string& cpu) {
     std::pair<std::string, std::string> found;
     for (int index = 0;; ++index) {

@@ -1,4 +1,4 @@
-// The CPUs of this machine, of which some may be much slower than others.
+// The CPUs of this machine, some of which may be much slower than others (big.LITTLE).
 #pragma once
 
 #include <cstddef>
@@ -10,41 +10,41 @@ namespace slimrt {
 struct Processor {
     int number;
     std::string core;  // the same for hardware threads of one core
-    double speed;      // beside its neighbours'; 1 where the system does not say
+    double speed;      // relative to other processors; 1 where the system does not say
 };
 
-/// Those that this thread may run on (macOS: those of the fastest kind); none where the system does not tell.
-/// sysfs: where Linux describes them.
+/// The processors this thread may run on (macOS: those of the fastest kind); none where the system does not
+/// say. sysfs: where Linux describes them.
 std::vector<Processor> processors(const std::string& sysfs = "/sys/devices/system/cpu");
 
 int count_cores(const std::vector<Processor>& of);
 
-/// Without those of cores much slower than the fastest one (RK3588: four A76 without its four A55).
+/// The processors without those of much slower cores (RK3588: the four A76 without the four A55).
 std::vector<Processor> fast_ones(std::vector<Processor> all);
 
-/// While it lives, the calling thread keeps to the fast cores of a machine that has slow ones too: a slow
-/// core that takes part holds up the others. Does nothing where all are alike, where n_threads are more than
-/// there are fast cores, where the user chose CPUs of one kind (taskset), and where SLIMRT_FAST_CORES is 0.
-/// On macOS, which places threads by what they are good for: says that somebody waits for this one, for good.
+/// While it lives, the calling thread is bound to the fast cores of a machine that has slow ones too: a
+/// thread on a slow core delays all others. No effect where all cores are alike, n_threads exceeds the fast
+/// cores, the user chose CPUs of one kind (taskset), or SLIMRT_FAST_CORES is 0. On macOS it sets the QoS
+/// class of the thread, permanently.
 class OnFastCores {
   public:
     explicit OnFastCores(int n_threads);
-    /// fast: those there are.
+    /// fast: the fast processors of this machine.
     OnFastCores(int n_threads, const std::vector<Processor>& fast);
     ~OnFastCores();
     OnFastCores(const OnFastCores&) = delete;
     OnFastCores& operator=(const OnFastCores&) = delete;
 
   private:
-    std::vector<int> before_;  // CPUs to give back; none: nothing was changed
+    std::vector<int> before_;  // the affinity to restore; empty: it was not changed
 };
 
-/// Bytes that the last-level caches of these processors hold together; where the system does not tell, a size
-/// that few exceed.
+/// Bytes of all last-level caches of these processors together; where the system does not say, a size that
+/// few exceed.
 size_t cache_bytes(const std::string& sysfs = "/sys/devices/system/cpu");
 
-/// Threads that compute well side by side on this machine: physical (big) cores this process may run on,
-/// within its CPU quota; at least 1.
+/// The default number of threads: physical (big) cores this process may run on, within its CPU quota; at
+/// least 1.
 int default_threads();
 
 }  // namespace slimrt

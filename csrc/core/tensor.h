@@ -1,4 +1,4 @@
-// Where numbers are, and who frees them. A Tensor is a view, a Buffer owns.
+// Views of memory and its ownership: a Tensor is a view, a Buffer owns.
 #pragma once
 
 #include <cassert>
@@ -10,9 +10,9 @@
 
 namespace slimrt {
 
-/// A view of `rows` rows of `cols` elements, `stride` bytes apart. Everything slimrt computes with is such
-/// a matrix: a weight is [out, in] as in GGUF, an activation [tokens, width], a vector [1, n]. Heads are
-/// consecutive columns. A default-made Tensor is "none" (tests false).
+/// A view of `rows` rows of `cols` elements, `stride` bytes apart. All data of slimrt are such matrices: a
+/// weight is [out, in] as in GGUF, an activation [tokens, width], a vector [1, n]. Heads are consecutive
+/// columns. A default-constructed Tensor is "none" (converts to false).
 struct Tensor {
     std::byte* data = nullptr;
     DType dtype = DType::F32;
@@ -40,7 +40,7 @@ struct Tensor {
         view.rows = n;
         return view;
     }
-    /// Each row, all in one piece, as n rows, one after the other.
+    /// Reshapes each row to n rows; rows must have no gaps.
     Tensor split(int64_t n) const {
         assert(stride == row_bytes(dtype, cols) && cols % n == 0);
         return Tensor(data, dtype, rows * n, cols / n);

@@ -6,7 +6,7 @@
 
 namespace slimrt {
 
-/// What a file says; "" where there is none.
+/// The contents of a file; "" if there is none.
 inline std::string text_of(const std::string& path) {
     std::string text;
     std::FILE* const file = std::fopen(path.c_str(), "r");

@@ -16,12 +16,12 @@
 namespace slimrt {
 namespace {
 
-// state_: how many workers are in the current job, whether it takes more, whether the pool ends, and the
-// job's number. One word, so that a worker joins the very job it saw or none.
+// The fields of state_: how many workers are in the current job, whether it accepts more, whether the pool
+// stops, and the number of the job. One word, so that a worker joins exactly the job it saw, or none.
 constexpr uint64_t kInside = 0xffff, kOpen = 1 << 16, kStop = 1 << 17, kOneJob = 1 << 18;
 constexpr int kMaxThreads = 1024;
 
-// Long enough for the pause between two operations of a step, short enough not to hold a busy core.
+// Covers the pause between two operations of a step, but does not keep a busy core for long.
 constexpr auto kSpinTime = std::chrono::microseconds(40);
 constexpr int kPausesPerYield = 32;
 
@@ -33,8 +33,8 @@ void pause() {
 #endif
 }
 
-/// Waits for `ready()` about a microsecond, then lets another thread have this core if one wants it: with
-/// more threads than free cores that is the thread waited for. Returns ready().
+/// Waits about a microsecond for ready(), then yields: with more threads than free cores the thread waited
+/// for may need this core. Returns ready().
 template <class Ready>
 bool spin(const Ready& ready) {
     for (int i = 0; i < kPausesPerYield; ++i) {
@@ -56,7 +56,7 @@ unsigned forks_seen() {
     return forks.load(std::memory_order_relaxed);
 }
 
-/// The threads besides the caller, and the job they share.
+/// The threads besides the caller, and their current job.
 class ThreadPool::Workers {
   public:
     explicit Workers(int n_threads);
@@ -88,7 +88,7 @@ ThreadPool::ThreadPool(int n_threads) : n_threads_(n_threads), forks_(forks_seen
 }
 
 ThreadPool::~ThreadPool() {
-    // The parent's threads cannot be waited for here: what they used is left as it is.
+    // The parent's threads do not exist here and cannot be joined: their data is leaked.
     if (forks_ != forks_seen()) static_cast<void>(workers_.release());
 }
 
@@ -122,7 +122,7 @@ void ThreadPool::Workers::stop() {
 }
 
 void ThreadPool::Workers::run(int64_t n_items, const std::function<void(int64_t, int)>& fn) {
-    fn_ = &fn;  // nobody is inside: plain writes, published with the state
+    fn_ = &fn;  // no worker is in a job: plain writes, published with state_
     n_items_ = n_items;
     next_.store(0, std::memory_order_relaxed);
     const uint64_t job = state_.load(std::memory_order_relaxed) / kOneJob + 1;
@@ -130,7 +130,7 @@ void ThreadPool::Workers::run(int64_t n_items, const std::function<void(int64_t,
     if (n_sleeping_.load() > 0) wake();
 
     drain(0);
-    // Who has not joined by now need not: a worker that the system keeps waiting holds up nobody.
+    // Workers that have not joined by now are not waited for: a descheduled worker delays nobody.
     state_.fetch_and(~kOpen, std::memory_order_relaxed);
     const auto all_left = [this] { return (state_.load(std::memory_order_acquire) & kInside) == 0; };
     while (!spin(all_left)) {
@@ -180,7 +180,7 @@ uint64_t ThreadPool::Workers::await_job_after(uint64_t job) {
 }
 
 void ThreadPool::Workers::wake() {
-    mutex_.lock();  // whoever looked before the news is in wait() once this returns
+    mutex_.lock();  // a worker that tested before state_ changed is in wait() once this returns
     mutex_.unlock();
     wake_.notify_all();
 }

@@ -1,4 +1,4 @@
-// A pool of threads that share out numbered work items. The caller is one of the workers.
+// A pool of threads that execute numbered work items. The caller is one of the workers.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ class ThreadPool {
     std::unique_ptr<Workers> workers_;
 };
 
-/// How many times this process and its ancestors forked, as far as the child knows: what was made under
-/// another number has no threads here, and may have locks that nobody will give back.
+/// How many times this process and its ancestors forked. What was made under another number has no threads in
+/// this process, and may have locks that are never released.
 unsigned forks_seen();
 
 }  // namespace slimrt
