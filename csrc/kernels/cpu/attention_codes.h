@@ -54,9 +54,9 @@ float fold_channels(const float* q, const void* scales, int64_t dim, float* fold
 }
 
 /// A query folded with the channels of a block, for keys stored before RoPE. With q rotated back by the first
-/// row of the block, and (a, b) a pair of key columns with their scales and minima, row i contributes cos_i *
-/// (cos_a a + cos_b b + cos_min) + sin_i * (sin_a a + sin_b b + sin_min), where cos_i, sin_i rotate from the
-/// first row to row i. rest: columns without RoPE; rest_min: what their minima add.
+/// row of the block, a pair of codes (a, b) of row i adds cos_i * (cos_a a + cos_b b + cos_min) + sin_i *
+/// (sin_a a + sin_b b + sin_min), where cos_i, sin_i rotate from the first row to row i; scales are in cos_a
+/// ... sin_b, minima in cos_min and sin_min. rest: columns without RoPE; rest_min: what their minima add.
 struct FoldedQuery {
     static constexpr int64_t kMaxDim = kMaxRotatedDim;
     float cos_a[kMaxDim / 2], cos_b[kMaxDim / 2], sin_a[kMaxDim / 2], sin_b[kMaxDim / 2];
@@ -109,12 +109,12 @@ Vec rotated_groups(const FoldedQuery& q, CodeAt<bits> row, const float* rotation
         for (int64_t j = 0; j < kGroup / lanes; ++j) {
             const int64_t at = i + j * lanes;
             Vec *const cos = sums + j % 2, *const sin = cos + 2;
-            const Vec beside_cos =
+            const Vec cos_factor =
                 fma(load(q.cos_a + at), a[j], fma(load(q.cos_b + at), b[j], load(q.cos_min + at)));
-            const Vec beside_sin =
+            const Vec sin_factor =
                 fma(load(q.sin_a + at), a[j], fma(load(q.sin_b + at), b[j], load(q.sin_min + at)));
-            *cos = fma(load(rotation + at), beside_cos, *cos);
-            *sin = fma(load(rotation + at + pairs), beside_sin, *sin);
+            *cos = fma(load(rotation + at), cos_factor, *cos);
+            *sin = fma(load(rotation + at + pairs), sin_factor, *sin);
         }
     }
     return sums[0] + sums[1] + (sums[2] + sums[3]);
@@ -143,9 +143,9 @@ template <int R, class Rows>
             const float* const rotation = rotations + j * rope.n_rot + i;
             Vec a, b;
             load_pairs(rows.row(first + j), rope, i, &a, &b);
-            const Vec beside_cos = fma(cos_a, a, fma(cos_b, b, cos_min));
-            const Vec beside_sin = fma(sin_a, a, fma(sin_b, b, sin_min));
-            acc[j] = fma(load(rotation), beside_cos, fma(load(rotation + pairs), beside_sin, acc[j]));
+            const Vec cos_factor = fma(cos_a, a, fma(cos_b, b, cos_min));
+            const Vec sin_factor = fma(sin_a, a, fma(sin_b, b, sin_min));
+            acc[j] = fma(load(rotation), cos_factor, fma(load(rotation + pairs), sin_factor, acc[j]));
         }
     }
     for (int64_t c = rope.n_rot; c < dim; c += lanes)
