@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-PATH = Path(__file__).parent.parent / "tools" / "cycles.py"
+ROOT = Path(__file__).parent.parent
+PATH = ROOT / "tools" / "cycles.py"
 spec = importlib.util.spec_from_file_location("cycles", PATH)
 cycles = importlib.util.module_from_spec(spec)
 sys.modules["cycles"] = cycles  # dataclasses look there
@@ -61,3 +63,17 @@ def test_names_without_namespace_and_parameters():
     assert cycles.short("slimrt::cpu::neon::busy(unsigned int, long, float*)") == "busy"
     inner = "void (anonymous namespace)::score_head<(anonymous namespace)::RowsOf<slimrt::cpu::neon::Half> >(long)"
     assert cycles.short(inner) == "score_head<RowsOf<Half> >"
+
+
+def test_the_table_names_functions_and_types_of_the_sources():
+    kernels = ROOT / "csrc" / "kernels" / "cpu"
+    sources = "\n".join(path.read_text() for path in sorted(kernels.glob("linear*.h")))
+    types = sources + (kernels / "simd.h").read_text()
+    for weight, of_one, of_many, _ in cycles.PRODUCTS:
+        function, stored = re.match(r"(\w+)<(\w+)", of_one).groups()
+        assert re.search(rf"\b{function}\(", sources), of_one
+        assert stored == "float" or f"struct {stored} {{" in types, of_one
+        if kind := re.match(r"panel_tile<PanelKind<(\d+), (\w+)", of_many):
+            body = sources.split(f"struct Weight{weight} {{")[1].split("};")[0]
+            assert f"group = {kind[1]}," in body and f"has_min = {kind[2]}," in body, weight
+            assert re.search(r"\bpanel_tile\(const Panel<Kind, V, Ops>", sources)

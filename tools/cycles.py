@@ -38,25 +38,25 @@ INTEGER_MACS = [
 FLOAT_MACS = [(r"fmla\b.*\.4s", 4), (r"fmla\b.*\.2s", 2)]
 VECTOR = re.compile(r"\b[vqdsh]\d+\b")
 
-# Of --table: weight, the function of one token, those that the tile of most tokens may be part of, bytes of a weight.
+# Of --table: weight, the function of one token, that of the tile of most tokens, bytes of a weight.
 PRODUCTS = [
     *(
         (
             name,
             f"row_product<Weight{name}, {{rows}}, 1>",
-            rf"(panel_tile<Weight{name}, \d, 4\b|(panel|quant)_product<Weight{name}\b)",
+            rf"panel_tile<PanelKind<{group}, {has_min}, \w+, \w+, \d+>, \d, 4\b",
             bytes_of / block,
         )
-        for name, bytes_of, block in [
-            ("Q8_0", 34, 32),
-            ("Q4_0", 18, 32),
-            ("Q4_K", 144, 256),
-            ("Q5_K", 176, 256),
-            ("Q6_K", 210, 256),
+        for name, bytes_of, block, group, has_min in [
+            ("Q8_0", 34, 32, 32, "false"),
+            ("Q4_0", 18, 32, 32, "false"),
+            ("Q4_K", 144, 256, 32, "true"),
+            ("Q5_K", 176, 256, 32, "true"),
+            ("Q6_K", 210, 256, 16, "false"),
         ]
     ),
     *(
-        (name, f"float_dot<{stored}>", rf"float_p\w+_(tiles?|panels)<{stored}\b", bytes_of)
+        (name, f"float_dots<{stored}, {{rows}}>", rf"float_p\w+_(tiles?|panels)<{stored}\b", bytes_of)
         for name, stored, bytes_of in [("F16", "Half", 2), ("BF16", "BFloat16", 2), ("F32", "float", 4)]
     ),
 ]
