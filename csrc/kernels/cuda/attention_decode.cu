@@ -108,7 +108,7 @@ __device__ void add_stored(const DecodeJob& job, WarpTiles& at, Sums& state, flo
 struct Shared {
     float max[kMaxWarps + 1][kQueries], sum[kMaxWarps + 1][kQueries];  // the last: the fresh row
     float weights[kMaxWarps + 1][kQueries];
-    Share shares[kQueries];
+    MergeFactors shares[kQueries];
 };
 
 /// The fresh row's score, in the part that reads it.

@@ -220,7 +220,7 @@ __device__ void load_queries(const Group& g, int q_stride) {
 }
 
 __device__ void write_results(const Group& g, const Parts& parts, int part, const float (&max)[kPairsOfWarp],
-                              const float (&sum)[kPairsOfWarp], Share* shares) {
+                              const float (&sum)[kPairsOfWarp], MergeFactors* shares) {
     const AttentionView& a = g.a;
     const auto slot = [&](int p) { return pair_of(a, blockIdx.z, g.query(p), g.head(p)) * parts.n + part; };
     for (int k = 0; k < kPairsOfWarp; ++k) {
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kThreads)
     general_kernel(AttentionView a, Parts parts, int shared, int pairs, int q_stride) {
     __shared__ float weights[kMaxPairs][kTile], factors[kMaxPairs];
     __shared__ Place places[kPlaces][kTile];
-    __shared__ Share shares[kMaxPairs];
+    __shared__ MergeFactors shares[kMaxPairs];
     const PlacedSequence& s = a.sequences[blockIdx.z];
     const int first_pair = blockIdx.x * pairs, n_pairs = min(pairs, s.n_queries * shared - first_pair);
     if (n_pairs <= 0) return;

@@ -6,13 +6,13 @@
 
 namespace slimrt::cuda {
 
-/// Fresh rows of a term in the format of tiles, head after head; then the rests of exact ones (see Tile).
+/// Fresh rows of a term in the format of tiles, head after head; then the rests of exact ones (see F16Tile).
 struct PackedRows {
     unsigned char* data = nullptr;
     int rows = 0, stride = 0;
 
     template <bool exact>
-    __device__ Tile head(int head) const {
+    __device__ F16Tile head(int head) const {
         const size_t bytes = size_t(rows) * stride * (exact ? 2 : 1);
         return {data + head * bytes, stride, rows};
     }
@@ -45,7 +45,8 @@ __device__ inline HeadSource fresh_values(const ValueView& term, const PlacedSeq
 
 /// Packs one head's rows of a sequence, from row `row` of `to` on.
 template <bool exact>
-__device__ inline void pack_head(const HeadSource& from, int64_t position, int n, int row, const Tile& to) {
+__device__ inline void pack_head(const HeadSource& from, int64_t position, int n, int row,
+                                 const F16Tile& to) {
     const TileThread own(from.dim);
     for (int first = int(blockIdx.x) * own.step; first < n; first += int(gridDim.x) * own.step) {
         const int i = first + own.row;

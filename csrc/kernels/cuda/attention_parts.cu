@@ -15,7 +15,7 @@ constexpr int kMaxParts = 128;
 __global__ void merge_kernel(AttentionView a, Parts parts) {
     begin_early();
     __shared__ float weights[kMaxParts];
-    __shared__ Share share;
+    __shared__ MergeFactors share;
     const int head = blockIdx.x % a.n_heads, query = blockIdx.x / a.n_heads;
     const PlacedSequence& s = a.sequences[blockIdx.y];
     if (query >= s.n_queries) return;

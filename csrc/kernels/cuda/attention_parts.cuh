@@ -55,13 +55,13 @@ __device__ inline RowsView fresh_view(const FloatRows& fresh, int64_t first_row,
 __device__ inline float reference(float max) { return max == -infinity() ? 0.0f : max; }
 
 /// out = keep * out + share * values; keep 0: out is not read.
-struct Share {
+struct MergeFactors {
     float keep, share;
 };
 
 /// How the result of a (query, head) is written, by its maximum and sum; also writes its LSE. For one of the
 /// threads that share it.
-__device__ inline Share finish(const AttentionView& a, int64_t row, int head, float max, float sum) {
+__device__ inline MergeFactors finish(const AttentionView& a, int64_t row, int head, float max, float sum) {
     float* const lse = a.lse.data ? a.lse.row(row) + head : nullptr;
     const float before = a.merge ? *lse * kLog2E : -infinity(), sink = a.finish.sink(head);
     const float high = reference(fmaxf(fmaxf(before, sink), max));
@@ -72,7 +72,7 @@ __device__ inline Share finish(const AttentionView& a, int64_t row, int head, fl
     return {keep / total, sum == 0 ? 0 : own / total};
 }
 
-__device__ inline void write(float* out, Share share, float value) {
+__device__ inline void write(float* out, MergeFactors share, float value) {
     const float own = share.share == 0 ? 0 : share.share * value;
     *out = share.keep == 0 ? own : share.keep * *out + own;
 }

@@ -26,7 +26,7 @@ __device__ void add_rows(const PrefillJob& job, const HeadSource* from, Range ro
     const auto count = [&](int tile) {
         return static_cast<int>(min(rows.size() - int64_t(tile) * kRows, int64_t(kRows)));
     };
-    const auto copy = [&](int which, int tile, const Tile& to) {
+    const auto copy = [&](int which, int tile, const F16Tile& to) {
         copy_tile<exact>(from[which], rows.first + int64_t(tile) * kRows, count(tile), to);
         commit_copies();
     };
@@ -41,7 +41,7 @@ __device__ void add_rows(const PrefillJob& job, const HeadSource* from, Range ro
         } else {
 #pragma unroll 1
             for (int i = 0; i < 2; ++i) {  // one piece of code for both
-                const Tile to{i ? job.v.data : job.k.data, i ? job.v.stride : job.k.stride, kRows};
+                const F16Tile to{i ? job.v.data : job.k.data, i ? job.v.stride : job.k.stride, kRows};
                 load_tile<exact>(from[i], rows.first + int64_t(tile) * kRows, count(tile), to);
             }
             commit_copies();
@@ -81,7 +81,7 @@ __device__ void write_results(const PrefillJob& job, const Parts& parts, int par
         const int head = job.head(pair_of_lane(r));
         const int64_t row = job.row + own[r].query;
         const int64_t slot = pair_of(a, blockIdx.z, own[r].query, head) * parts.n + part;
-        Share share{0, 0};
+        MergeFactors share{0, 0};
         if (exists && member == 0) {
             if (parts.n > 1)
                 parts.states[slot] = make_float2(own[r].max, sum);
@@ -92,7 +92,7 @@ __device__ void write_results(const PrefillJob& job, const Parts& parts, int par
         share.share = __shfl_sync(~0u, share.share, threadIdx.x % 32 - member) * unit;
         if (!exists) continue;
         float* const out = parts.n > 1 ? parts.values + slot * dim : a.values[0].result(row, head);
-        const Share how = parts.n > 1 ? Share{0, unit} : share;
+        const MergeFactors how = parts.n > 1 ? MergeFactors{0, unit} : share;
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
             if (8 * i >= dim) break;

@@ -12,7 +12,7 @@ struct PrefillJob {
     int64_t row;  // of the sequence's first query
     int kv_head, sharing;
     int first_pair, n_pairs;
-    Tile q, k, v;
+    F16Tile q, k, v;
 
     __device__ int query(int pair) const { return (first_pair + pair) / sharing; }
     __device__ int head(int pair) const { return kv_head * sharing + (first_pair + pair) % sharing; }

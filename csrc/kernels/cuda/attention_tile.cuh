@@ -10,7 +10,7 @@ namespace slimrt::cuda {
 /// `rows` rows of f16, `stride` bytes apart (an odd multiple of 16). A row is in units of a power of two,
 /// which is in the 16 bytes after it, so that no number overflows or is lost. After `exact` rows come their
 /// rests, f16 of what the first ones round off: together they have 22 bits.
-struct Tile {
+struct F16Tile {
     unsigned char* data;
     int stride, rows;
 
@@ -169,7 +169,7 @@ __device__ inline void read_rotated(const HeadSource& from, int64_t position, in
 
 /// Writes eight numbers of a row to a tile; all lanes of the row (`lanes` of them) call it.
 template <bool exact>
-__device__ inline void write8(const Tile& to, int row, int column, bool wanted, int lanes,
+__device__ inline void write8(const F16Tile& to, int row, int column, bool wanted, int lanes,
                               const float (&x)[8]) {
     float most = 0;
 #pragma unroll
@@ -210,7 +210,7 @@ struct TileThread {
 /// Fills a tile: fn(row, column, x) sets eight columns, which are zeros at first. A thread reads kAtOnce rows
 /// before it writes one, since loads do not pass stores.
 template <bool exact, int kAtOnce, class Fn>
-__device__ inline void fill_tile(const Tile& to, int dim, const Fn& fn) {
+__device__ inline void fill_tile(const F16Tile& to, int dim, const Fn& fn) {
     const TileThread own(dim);
 #pragma unroll 1
     for (int first = own.row; first < to.rows; first += kAtOnce * own.step) {
@@ -230,7 +230,7 @@ __device__ inline void fill_tile(const Tile& to, int dim, const Fn& fn) {
 
 /// Copies paged rows of f16 to a tile as they are. `from` is in shared memory, which the compiler must expect
 /// each copy to change, so that its fields are read before.
-__device__ inline void copy_paged(const HeadSource& from, int64_t first, int n, const Tile& to) {
+__device__ inline void copy_paged(const HeadSource& from, int64_t first, int n, const F16Tile& to) {
     const TileThread own(from.dim);
     if (own.column >= padded(from.dim)) return;
     const RowsView& rows = from.rows;
@@ -250,7 +250,7 @@ __device__ inline void copy_paged(const HeadSource& from, int64_t first, int n, 
 
 /// The same for dense rows, and for packed ones, whose rests may follow.
 template <bool exact>
-__device__ inline void copy_dense(const HeadSource& from, int64_t first, int n, const Tile& to) {
+__device__ inline void copy_dense(const HeadSource& from, int64_t first, int n, const F16Tile& to) {
     const TileThread own(from.dim);
     if (own.column >= padded(from.dim)) return;
     const size_t row_bytes = from.rows.row_bytes, rest = from.rest;
@@ -278,7 +278,7 @@ __device__ inline void copy_dense(const HeadSource& from, int64_t first, int n, 
 /// Copies rows of f16, or packed ones with their units, to a tile, which has no more rows than a block
 /// threads.
 template <bool exact>
-__device__ inline void copy_tile(const HeadSource& from, int64_t first, int n, const Tile& to) {
+__device__ inline void copy_tile(const HeadSource& from, int64_t first, int n, const F16Tile& to) {
     // Units of rows that are not packed; 0 for missing rows, which do not count.
     if (const int row = threadIdx.x; row < to.rows && (row >= n || !from.packed)) to.unit(row) = row < n;
     if (!exact && from.rows.paged)
@@ -289,7 +289,7 @@ __device__ inline void copy_tile(const HeadSource& from, int64_t first, int n, c
 
 /// Loads rows [first, first + n) to a tile; its other rows become zeros. The caller commits the copies.
 template <bool exact>
-__device__ inline void load_tile(const HeadSource& from, int64_t first, int n, const Tile& to) {
+__device__ inline void load_tile(const HeadSource& from, int64_t first, int n, const F16Tile& to) {
     if (from.copies(exact)) return copy_tile<exact>(from, first, n, to);
     with_row_type(from.rows.dtype, [&]<class Row>(Row) {
         fill_tile<exact, 1>(to, from.dim, [&](int row, int column, float(&x)[8]) {
