@@ -105,7 +105,7 @@ def test_experts_are_what_products_of_each_one_are(type_name, tokens, isa):
 @pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("type_name", ["f16", "q8_0", "q4_k", "q6_k", "iq3_s_n"])
 def test_many_tokens_of_experts_are_too(type_name, isa):
-    call = Call(type_name, 700)
+    call = Call(type_name, 300)
     assert relative(call.run(isa), call.one_by_one(isa)) < 1e-5 + 8 * product_unit(isa, type_name)
 
 

@@ -294,6 +294,7 @@ def test_ternary_weights_are_held_in_two_bits(tmp_path):
     assert plans[0]["weights"] == plans[1]["weights"] + bytes_
 
 
+@pytest.mark.unsanitized  # the command line
 @pytest.mark.parametrize("stored", SIDE_BY_SIDE)
 def test_rows_side_by_side_take_what_they_take_in_the_file(stored, tmp_path, run):
     """But for tokens' rows, which are no multiple of 16, and are held as they were: q8_0, q6_k, or f16."""
@@ -396,6 +397,7 @@ def test_what_is_unpacked_is_rounded_to_f16_once(stored, d, tmp_path):
         assert np.array_equal(quantised, floats)
 
 
+@pytest.mark.unsanitized  # the command line
 @pytest.mark.parametrize("stored", GRIDS)
 def test_what_types_of_grids_take_in_memory_is_said(stored, tmp_path, run):
     """By inspect and plan alike: 146 bytes for 256 weights."""

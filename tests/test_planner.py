@@ -36,6 +36,7 @@ PAPER = {
 }
 
 
+@pytest.mark.unsanitized  # dry engines of large shapes
 @pytest.mark.parametrize("name", PAPER)
 def test_cache_elements_of_the_papers(name, tmp_path):
     shape, n_ctx, elements, half_digit = PAPER[name]

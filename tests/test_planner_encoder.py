@@ -48,6 +48,7 @@ def options(path, **arguments) -> dict[str, slimrt.results.EncoderRow]:
     return {row.name: row for row in slimrt.plan(path, memory_limit="64GiB", **arguments).encoder}
 
 
+@pytest.mark.unsanitized  # dry engines of large shapes
 @pytest.mark.parametrize("size", PAPER)
 def test_the_papers_table(size, whisper):
     baseline, option_2, with_e, on_chip = PAPER[size]

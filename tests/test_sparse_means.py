@@ -115,6 +115,7 @@ def test_they_stand_for_what_is_passed_over(name, mode, convert):
     assert counts["skipped"] == counts["rows"] > 0
 
 
+@pytest.mark.unsanitized  # long prompts, to see that a plan holds
 @pytest.mark.parametrize(("name", "mode"), CASES)
 @pytest.mark.parametrize("sparse", [{}, {"sparse_delta": 0.01}, {"sparse_threshold": 0.01}])
 def test_plan_counts_them(name, mode, sparse, convert):

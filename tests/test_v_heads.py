@@ -225,6 +225,7 @@ def text(n: int) -> np.ndarray:
     return np.random.default_rng(2).integers(3, 200, n).astype(np.int32)
 
 
+@pytest.mark.unsanitized  # a conversion, as those with the shipped models
 def test_heads_that_attend_to_most_tokens_are_chosen(converted):
     """By the model's own softmax weights, in float64, on another text than the conversion's."""
     path, report = converted
@@ -265,6 +266,7 @@ def active_shares(layer: int) -> list[float]:
     return found
 
 
+@pytest.mark.unsanitized
 def test_another_order_of_heads_changes_nothing(converted):
     wanted, got = (
         decode(_core.Engine(str(path), cache="kv", cache_type_k="f32", cache_type_v="f32", n_ctx=128), text(96), 64)
@@ -273,6 +275,7 @@ def test_another_order_of_heads_changes_nothing(converted):
     assert relative(got, wanted) < 2e-5
 
 
+@pytest.mark.unsanitized
 def test_a_converted_file_is_what_its_report_says(converted):
     path, report = converted
     with slimrt.Model(path) as model:
@@ -289,6 +292,7 @@ def test_a_converted_file_is_what_its_report_says(converted):
     assert rms(decode(_core.Engine(str(path), n_ctx=128), text(96), 64) - exact) < 0.05 * rms(exact)
 
 
+@pytest.mark.unsanitized
 def test_a_layer_all_of_whose_heads_are_chosen_has_kv(tmp_path):
     report = tool.convert(TALE, tmp_path / "k.gguf", cache="k", cache_type="f32", v_heads=0.8, progress=False)
     modes = [layer.mode for layer in report.layers]
@@ -300,6 +304,7 @@ def test_a_layer_all_of_whose_heads_are_chosen_has_kv(tmp_path):
     assert rms(got - wanted) < 1e-2 * rms(wanted)
 
 
+@pytest.mark.unsanitized
 def test_weights_in_blocks_of_several_heads(tmp_path):
     """Are refused as they are, and put in order before they are quantised."""
     source = tmp_path / "q4_k.gguf"
