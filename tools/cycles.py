@@ -3,9 +3,11 @@
 
 usage: cycles.py OBJECT FUNCTION BYTES     one loop, of which an iteration reads BYTES of weights
        cycles.py --table BUILD_DIRECTORY   all products of the AArch64 build, as docs/arm.md has them
+       cycles.py --stack BUILD_DIRECTORY   fails if an inner loop of its products by dot products accesses the stack
 
 FUNCTION is a name without namespace and parameters: row_product<WeightQ8_0, 1, 1>. Of its innermost loops the one with
-the most multiply-adds counts. Needs llvm-mca and llvm-objdump from version 17 on (Debian: llvm-19). The model
+the most multiply-adds counts. Needs llvm-mca and llvm-objdump from version 17 on (Debian: llvm-19), --stack only the
+objdump that a cross compiler has. The model
 neoverse-n1 stands for the Cortex-A76, the same core, which decodes 4 instructions a cycle; LLVM's cortex-a76 is the
 older A57, its apple-m1 a core of 2013. Apple's figure is a bound: 4 vector instructions, 3 loads, 2 stores and 8
 instructions a cycle.
@@ -127,9 +129,11 @@ def short(name: str) -> str:
 
 
 @cache
-def functions(path: Path) -> dict[str, list[tuple[int, str]]]:
-    """Of an object: each function's instructions with their addresses."""
-    command = [tool("llvm-objdump"), "-d", "-C", "--no-show-raw-insn", "--show-all-symbols", str(path)]
+def functions(path: Path, gnu: str = "") -> dict[str, list[tuple[int, str]]]:
+    """Of an object: each function's instructions with their addresses. gnu: a disassembler that names only one of
+    several functions of the same code."""
+    disassembler = [gnu] if gnu else [tool("llvm-objdump"), "--show-all-symbols"]
+    command = [*disassembler, "-d", "-C", "--no-show-raw-insn", str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise Trouble(f"cycles: {done.stderr.strip()}")
@@ -139,17 +143,20 @@ def functions(path: Path) -> dict[str, list[tuple[int, str]]]:
         if heading := re.match(r"[0-9a-f]+ <(.*)>:$", line):
             if code:  # else: another name of the same code
                 code = []
-            found[short(heading[1])] = code
+            found[short(heading[1]) + " (cold)" * (".cold" in heading[1])] = code
         elif instruction := re.match(r"\s*([0-9a-f]+):\s+(.*)$", line):
-            code.append((int(instruction[1], 16), instruction[2].strip()))
+            code.append((int(instruction[1], 16), instruction[2].strip().replace("\t", " ")))
     return found
 
 
-BRANCH = re.compile(r"(b(?:\.\w+)?|cbn?z|tbn?z)\s+(.*,\s*)?0x([0-9a-f]+)\b")
+BRANCH = re.compile(r"(b(?:\.\w+)?|cbn?z|tbn?z)\s+(.*,\s*)?(?:0x)?([0-9a-f]+)$")
+NOTES = re.compile(r"\s*(<.*>|//).*$")  # what a disassembler says beside an instruction
+SUMS_IN_REGISTERS = re.compile(r"row_product<.*, 1>|float_dots<|panel_tile<.*, 4, |float_panel_tiles<")
 
 
 def inner_loops(code: list[tuple[int, str]]) -> list[Loop]:
     """What lies between a branch backwards and where it goes, without another such, or a return, inside."""
+    code = [(address, NOTES.sub("", line)) for address, line in code]
     at = {address: i for i, (address, _) in enumerate(code)}
     spans = []
     for i, (address, line) in enumerate(code):
@@ -161,7 +168,7 @@ def inner_loops(code: list[tuple[int, str]]) -> list[Loop]:
     inner = [a for a in spans if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in spans)]
     loops = []
     for first, last in inner:
-        lines = [re.sub(r"\s*(<.*>|//.*)$", "", line) for _, line in code[first : last + 1]]
+        lines = [line for _, line in code[first : last + 1]]
         loops.append(Loop([BRANCH.sub(lambda b: f"{b[1]} {b[2] or ''}#-4", line) for line in lines]))
     return loops
 
@@ -196,6 +203,21 @@ def forms(path: Path, name: str) -> list[tuple[str, str]]:
     return [(form, rows) for form, rows in found if form in functions(path)]
 
 
+def on_the_stack(build: Path) -> list[str]:
+    """Loops that keep sums in memory, at up to half the speed: a loop behind them that is not unrolled is enough."""
+    gnu = shutil.which("aarch64-linux-gnu-objdump") or ""
+    found, n_loops = [], 0
+    for path in sorted(build.rglob("slimrt_isa_neon_*.dir/cpu/linear*.cpp.o")):
+        for name, code in functions(path, gnu).items():
+            loops = [loop for loop in inner_loops(code) if loop.macs()] if SUMS_IN_REGISTERS.match(name) else []
+            if loops and (spills := (loop := max(loops, key=Loop.macs)).spills()):
+                found.append(f"{path.name}, {name}: {spills} accesses to the stack for {loop.macs()} multiply-adds")
+            n_loops += len(loops)
+    if n_loops == 0:
+        raise Trouble(f"cycles: no loop of a product below {build}: build it for AArch64 first")
+    return found
+
+
 def table(build: Path) -> str:
     """Cycles a byte of one token, multiply-adds a cycle of many, and accesses to the stack of both."""
     objects = sorted(build.rglob("slimrt_isa_*.dir/cpu/linear*.cpp.o"))
@@ -228,6 +250,10 @@ def main() -> int:
     try:
         if len(arguments) == 2 and arguments[0] == "--table":
             print(table(Path(arguments[1])))
+        elif len(arguments) == 2 and arguments[0] == "--stack":
+            found = on_the_stack(Path(arguments[1]))
+            print(*found, sep="\n", end="\n" * bool(found))
+            return bool(found)
         elif len(arguments) == 3:
             print(report(hottest(Path(arguments[0]), [arguments[1]]), float(arguments[2])))
         else:

@@ -14,6 +14,7 @@ template <class Stored, int R, int T>
 static void float_tile(const uint8_t* w, size_t w_stride, const uint8_t* x, size_t x_stride, int64_t k,
                        float* out, size_t out_stride) {
     Vec acc[T][R];
+#pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
         for (int r = 0; r < R; ++r) acc[t][r] = splat(0);
     }
@@ -29,13 +30,17 @@ static void float_tile(const uint8_t* w, size_t w_stride, const uint8_t* x, size
             __builtin_prefetch(reinterpret_cast<const uint8_t*>(row(r) + i) + R * w_stride);
             weights[r] = load(row(r) + i);
         }
+#pragma GCC unroll 8
         for (int t = 0; t < T; ++t) multiply(weights, t, load(token(t) + i));
     }
     if (i < k) {
         for (int r = 0; r < R; ++r) weights[r] = load_part(row(r) + i, k - i);
+#pragma GCC unroll 8
         for (int t = 0; t < T; ++t) multiply(weights, t, load_part(token(t) + i, k - i));
     }
+#pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
         for (int r = 0; r < R; ++r) out[t * out_stride + r] = sum(acc[t][r]);
     }
 }
@@ -58,6 +63,7 @@ static void float_dots(const uint8_t* w, size_t w_stride, const uint8_t* x, int6
     for (; i + sums * lanes <= k; i += sums * lanes) {
         const uint8_t* const ahead = target.at(static_cast<size_t>(i) * sizeof(Stored));
         for (int r = 0; r < R; ++r) prefetch<true>(ahead + r * w_stride, bytes, access.hint);
+#pragma GCC unroll 8
         for (int s = 0; s < sums; s += vectors_at_once) {
             Vec weights[R][vectors_at_once];
             for (int r = 0; r < R; ++r) load_vectors(row(r) + i + s * lanes, weights[r]);
@@ -67,11 +73,14 @@ static void float_dots(const uint8_t* w, size_t w_stride, const uint8_t* x, int6
             }
         }
     }
-    for (; i + lanes <= k; i += lanes)
-        for (int r = 0; r < R; ++r) acc[r][0] = fma(load(row(r) + i), load(token + i), acc[r][0]);
+    // All loops over sums are unrolled: one that is not has them in memory, in the loop above too.
+#pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
         Vec* const of = acc[r];
-        if (i < k) of[1] = fma(load_part(row(r) + i, k - i), load_part(token + i, k - i), of[1]);
+        for (int64_t j = i; j + lanes <= k; j += lanes) of[0] = fma(load(row(r) + j), load(token + j), of[0]);
+        const int64_t left = (k - i) % lanes;
+        if (left > 0)
+            of[1] = fma(load_part(row(r) + k - left, left), load_part(token + k - left, left), of[1]);
 #pragma GCC unroll 4
         for (int s = 4; s < sums; ++s) of[s - 4] = of[s - 4] + of[s];
         out[r] = sum((of[0] + of[1]) + (of[2] + of[3]));

@@ -224,10 +224,13 @@ struct PanelTile<Kind, V, T, Ops, true> {
                     scaled[t][v] = fma(before[t][v], load(panel.scale(i * groups) + v * lanes), scaled[t][v]);
             }
         }
+#pragma GCC unroll 8
         for (int t = 0; t < n_t; ++t) {
             const Vec d = Ops::load_tokens(first.scales + 4 * at + token(t), next(t));
+#pragma GCC unroll 8
             for (int v = 0; v < n_v; ++v) {
                 acc[t][v] = fma(scaled[t][v], d, acc[t][v]);
+#pragma GCC unroll 2
                 for (int g = 0; Kind::has_min && g < groups; ++g) {
                     const uint8_t* const of_group = first.sums + 4 * (at * groups + g);
                     const Vec sums = Ops::load_tokens(of_group + token(t), next(t));
@@ -253,7 +256,10 @@ template <class Kind, int V, int T, class Ops>
     }
     const int64_t left = k - first < panel.elements ? k - first : panel.elements;
     for (int i = 0; i < left / Tile::elements; ++i) tile.add(panel, i, first / Tile::elements + i);
+    // Unrolled: else the sums are in memory, in the loop above too.
+#pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
             float* to = out + t * out_stride + v * lanes;
             store(to, first > 0 ? load(to) + tile.sum(t, v) : tile.sum(t, v));
