@@ -80,12 +80,13 @@ void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out)
                 }
             }
         };
-        for (int64_t d = 0; d < whole; d += kCodes * vectors)
-            step(d, [](auto p, auto& to) { read_codes(p, to); });
+        // The remainder comes first, while the sums need not be in registers: its loads may call memcpy.
         if constexpr (Rows::is_int8) {
             if (whole < dim)
                 step(whole, [left = dim - whole](auto p, auto& to) { to[0] = load_biased_part(p, left); });
         }
+        for (int64_t d = 0; d < whole; d += kCodes * vectors)
+            step(d, [](auto p, auto& to) { read_codes(p, to); });
 #pragma GCC unroll 4
         for (int m = 0; m < Q; ++m) {
 #pragma GCC unroll 8
