@@ -6,8 +6,8 @@ with slimrt.Model("model.gguf", cache="k") as model:
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # what typing calls so; to import that, or importlib, takes longer than all else here
-if TYPE_CHECKING:  # else on first use: __getattr__
+TYPE_CHECKING = False  # as in typing, whose import (like importlib's) would take longer than all else here
+if TYPE_CHECKING:  # at run time names are imported on first use, by __getattr__ below
     from slimrt.cache.config import CacheConfig
     from slimrt.cache.plan_result import PlanResult, PlanRow
     from slimrt.converter.call import convert
@@ -83,8 +83,8 @@ __all__ = [
     "plan",
 ]
 
-# module -> the public names that it defines, which are imported when they are first used: `slimrt --version`, and
-# whoever uses a part, must not wait for all of it
+# module -> the public names that it defines. They are imported on first use, so that `slimrt --version`, or a program
+# that needs one part, does not wait for the others
 _NAMES = {
     "cache.config": ("CacheConfig",),
     "cache.plan_result": ("PlanResult", "PlanRow"),
@@ -126,7 +126,7 @@ _NAMES = {
 _HOMES = {name: f"slimrt.{module}" for module, names in _NAMES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # a type checker knows the names, and must complain of others
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name otherwise
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
@@ -134,7 +134,7 @@ if not TYPE_CHECKING:  # a type checker knows the names, and must complain of ot
         from importlib import import_module
 
         value: object = getattr(import_module(_HOMES[name]), name)
-        globals()[name] = value  # from now on without this function
+        globals()[name] = value  # the next access finds it without this function
         return value
 
 

@@ -1,4 +1,4 @@
-"""The compiled core: the one door to it. The rest of the package imports this module, never slimrt._core."""
+"""Interface to the compiled core: the rest of the package imports this module, never slimrt._core."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ from slimrt._core import why_refused as why_refused
 
 
 def _cublas_lt_of_pip() -> list[str]:
-    """cuBLASLt of the wheels nvidia-cublas and nvidia-cublas-cu12, where the system's loader does not look."""
+    """Paths of cuBLASLt in the wheels nvidia-cublas and nvidia-cublas-cu12, newest version first: the dynamic linker
+    does not search there."""
     try:
         spec = find_spec("nvidia")
-    except ValueError:  # a module of that name without one
+    except ValueError:  # a loaded module of that name without a spec
         return []
     folders = spec.submodule_search_locations or () if spec else ()
     found = [str(path) for folder in folders for path in Path(folder).glob("*/lib/libcublasLt.so.1[23]")]
@@ -47,8 +48,9 @@ _core.look_for_cublas_lt(_cublas_lt_of_pip())
 
 
 class LayerOptions(TypedDict):
-    """A layer's options, resolved. owner: the layer whose rows it reads, itself or one before it. rank, residual_type:
-    of a mode with a residual; -1 and "": nothing says it. v_heads: KV heads that keep V beside K."""
+    """A layer's cache options, resolved. owner: the layer whose rows it reads, itself or an earlier one. rank,
+    residual_type: of a mode with a residual; -1 and "" if neither arguments nor file specify them. v_heads: number of
+    KV heads that store V beside K."""
 
     owner: int
     mode: str
@@ -61,8 +63,8 @@ class LayerOptions(TypedDict):
 
 class LayerInfo(TypedDict):
     """A layer's cache. type: of its rows; rank, residual_type: of the residual, 0 and "" without one; bytes_per_token:
-    what a token leaves behind, in the end; max_rows: of a sequence, fewer than n_ctx behind a sliding window;
-    bytes_held: of the rows of a sequence of n_ctx tokens, scales included; v_heads: KV heads that keep V beside K."""
+    of a token's row, in aging modes of its oldest level; max_rows: most rows of a sequence, with a sliding window fewer
+    than n_ctx; bytes_held: of all rows of a sequence of n_ctx tokens, scales included; v_heads: as LayerOptions."""
 
     layer: int
     mode: str
@@ -76,7 +78,8 @@ class LayerInfo(TypedDict):
 
 
 class EncoderInfo(TypedDict):
-    """n_source: most rows of its output; inputs: "tokens", "mel" or "audio"; n_inputs: their width, 0 for tokens."""
+    """An encoder. n_source: most rows of its output; inputs: "tokens", "mel" or "audio"; n_inputs: their width, 0 for
+    tokens."""
 
     n_layers: int
     n_source: int
@@ -85,7 +88,7 @@ class EncoderInfo(TypedDict):
 
 
 class CrossInfo(TypedDict):
-    """The cache of cross-attention. reason: why this one, for people; of a loaded model."""
+    """The cache of cross-attention. reason: a sentence on why this mode; only in Model.info()."""
 
     mode: str
     type: str
@@ -94,7 +97,7 @@ class CrossInfo(TypedDict):
 
 
 class Info(TypedDict):
-    """A model's sizes, and what options resolved to."""
+    """A model's sizes and resolved options."""
 
     name: str
     architecture: str
@@ -122,19 +125,19 @@ class Info(TypedDict):
 
 
 def encoder_of(info: Info) -> EncoderInfo:
-    """Of a model that has an encoder."""
+    """info["encoder"] of a model that has an encoder."""
     assert info["encoder"] is not None
     return info["encoder"]
 
 
 def cross_of(info: Info) -> CrossInfo:
-    """Of a model that has an encoder."""
+    """info["cross"] of a model that has an encoder."""
     assert info["cross"] is not None
     return info["cross"]
 
 
 class Part(TypedDict):
-    """Layers `begin` to `end` - 1, their device by its name, and the bytes that they take there."""
+    """Layers `begin` to `end` - 1, the name of their device, and the bytes that they take there."""
 
     device: str
     begin: int
@@ -143,7 +146,8 @@ class Part(TypedDict):
 
 
 class Memory(TypedDict):
-    """Bytes: allocated weights, derived, cache, scratch and their total; of the mapped file; of a token's rows."""
+    """Memory in bytes. weights, derived, cache, scratch: allocated; total: their sum; mapped: weights read in place
+    from the file; cache_bytes_per_token: one token's rows in all layers."""
 
     weights: int
     derived: int
@@ -155,28 +159,29 @@ class Memory(TypedDict):
 
 
 class Plan(Info, Memory):
-    """What Engine would have and take with the same arguments."""
+    """The sizes and memory of an Engine with the same arguments, without creating it."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What an architecture is (csrc/model/architecture.h).
+    """Traits of a model architecture (csrc/model/architecture.h).
 
     Attributes:
         name: general.architecture of its files.
-        positions: "learned", "rope_interleaved" (RoPE turns neighbours), "rope_neox" (halves), "relative" or
-            "alibi".
-        norms: of attention and FFN: "before", "shared" (one for both), "after" or "both". norm: "rms" or "layer".
+        positions: "learned", "rope_interleaved" (RoPE rotates neighbouring columns), "rope_neox" (columns half a head
+            apart), "relative" or "alibi".
+        norms: of attention and FFN: of their inputs ("before"; "shared": one for both), their outputs ("after"), or
+            "both". norm: "rms" or "layer".
         qk_norm: norms of q and k, of the kind `norm`: "none", "row" (of whole rows) or "head" (of each head).
-        v_norm: each head of V is normed too, without a weight. scaled_scores: by 1 / sqrt(head width).
-        qkv_bias: "never", "optional" or "required". latent: K and V are made of a latent (MLA).
-        sliding_window: whether its layers may see a window. full_period: every so many-th of them sees all, where
-            neither file nor config says which; 0: none does.
-        window_rope: how layers with a window turn q and k: the "same" as the others, by their "own" base (window_base;
-            0: that of the others) without scaling, or they "only".
-        unturned_period: in every so many-th layer q and k know no positions; 0: in none.
-        whole_ramp: YaRN's ramp begins and ends at a pair, else between pairs.
-        encoder: what it reads: "none", "tokens", "mel" or "audio".
+        v_norm: each head of V is normed too, without a weight. scaled_scores: by 1 / sqrt(head_dim).
+        qkv_bias: "never", "optional" or "required". latent: K and V are computed from a latent (MLA).
+        sliding_window: layers may have a sliding window. full_period: where neither file nor config says which do,
+            every full_period-th layer has full attention; 0: none has.
+        window_rope: RoPE of layers with a window: the "same" as the others', their "own", unscaled with base
+            window_base (0: the others' base), or "only" these layers have RoPE.
+        unturned_period: every unturned_period-th layer has no position encoding (NoPE); 0: none.
+        whole_ramp: YaRN's ramp begins and ends at whole pairs of columns.
+        encoder: its inputs: "tokens", "mel" or "audio"; "none": no encoder.
     """
 
     name: str
@@ -215,7 +220,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Plane:
-    """One stored part of a row: `heads` equal shares with scales of their own. bytes: of a token."""
+    """One stored part of a row: `heads` equal parts, each with its own scales. bytes: per token."""
 
     name: str
     width: int
@@ -226,7 +231,7 @@ class Plane:
 
 @dataclass(frozen=True)
 class Fold:
-    """A tensor that folding makes for a mode, blk.<layer>.<suffix> [rows, cols]. required: else it may be missing."""
+    """A tensor that folding computes for a mode, blk.<layer>.<suffix> [rows, cols]. required: False: it is optional."""
 
     suffix: str
     rows: int
@@ -236,7 +241,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Unread:
-    """A tensor of a layer that decoding a token does not read. replaced: something as large, made of it, is read."""
+    """A tensor of a layer that decoding does not read. replaced: a derived tensor of about its size is read instead."""
 
     suffix: str
     replaced: bool
@@ -244,16 +249,16 @@ class Unread:
 
 @dataclass(frozen=True)
 class Mode:
-    """What a cache mode is for one attention (csrc/cache/cache_mode.h).
+    """Properties of a cache mode for one attention layer (csrc/cache/cache_mode.h).
 
     Attributes:
-        cross: of cross-attention, over the rows of an encoder's output.
-        refusal: why it is not exact there; "" where it is legal.
-        planes: what a token leaves behind; where rows age, in the end. ages: they do.
-        folds: the tensors that it needs beyond a plain file's. unread: what decoding leaves unread.
-        residual: rows have a part of a width and type of its own. sparse: a sparse_threshold has something to skip;
-        of_all: a sparse_delta too, since its values are rows that all heads read.
-        shared: one layer's rows serve all. latent: it is for latent attention (MLA), else for any other.
+        cross: for cross-attention, over the rows of an encoder's output.
+        refusal: why the mode is not exact for this attention; "": it is legal.
+        ages: rows are requantised as they age. planes: what is stored of a token; with `ages`, in the oldest level.
+        folds: tensors that it needs in addition to the model's own. unread: tensors that decoding does not read.
+        residual: rows have a residual, with its own width and type. sparse: sparse_threshold applies. of_all:
+            sparse_delta applies, since all heads read the same values.
+        shared: one layer's rows serve all layers. latent: for latent attention (MLA) only, else not for it.
         inverts: the projection that folding inverts, "W_K" or "W_V"; or "".
     """
 
@@ -277,7 +282,7 @@ class Mode:
 
     @property
     def bytes(self) -> int:
-        """Bytes of a token."""
+        """Bytes per token."""
         return sum(plane.bytes for plane in self.planes)
 
 
@@ -291,7 +296,7 @@ def _mode(fields: dict[str, Any]) -> Mode:
 
 
 def modes(file: GgufFile | str) -> tuple[Mode, ...]:
-    """The modes of self-attention, and with an encoder of cross-attention, for a model file or its path; planes in f16.
+    """The modes of a model's self-attention, and if it has an encoder of cross-attention; planes in f16.
 
     Raises:
         ModelFormatError, UnsupportedError: the file is broken, or of an architecture that slimrt does not have.
@@ -300,7 +305,7 @@ def modes(file: GgufFile | str) -> tuple[Mode, ...]:
 
 
 def baseline(file: GgufFile | str) -> str:
-    """The mode that keeps what attention itself makes of a token: kv, or latent where K and V are made of a latent.
+    """The mode that stores what attention itself computes of a token: "kv", with MLA "latent".
 
     Raises:
         ModelFormatError, UnsupportedError: as `modes`.
@@ -309,8 +314,8 @@ def baseline(file: GgufFile | str) -> str:
 
 
 def held(file: GgufFile | str) -> dict[str, tuple[str, int]]:
-    """The matrices that a model has on the CPU, by name: the type of each there, in which it is multiplied, and its
-    bytes: its own, or what it becomes at load.
+    """A model's matrices as they are in memory on the CPU: name -> (type in which it is multiplied, bytes). The type is
+    the file's, or that to which the matrix is converted at load.
 
     Raises:
         ModelFormatError, UnsupportedError: as `Engine`.
@@ -342,19 +347,20 @@ def attention_modes(
     norms_v: bool = False,
     v_is_k: bool = False,
 ) -> tuple[Mode, ...]:
-    """The modes of self-attention, or of cross-attention, of such a shape; planes of these types.
+    """The modes of self-attention, or of cross-attention, of a layer with this shape; planes of these types.
 
     Args:
-        n_rot: columns of a head that RoPE turns. window: tokens that a query sees; 0: all.
-        rank, residual_type: of a mode with a residual. v_heads: KV heads that keep V, of modes that compute it.
-        unrotated: other layers read its keys before RoPE. clamp: what q, k and v are clamped to; 0: not at all.
+        n_rot: columns of a head that RoPE rotates. window: of sliding-window attention, tokens; 0: full attention.
+        rank, residual_type: of a mode with a residual. v_heads: KV heads that store V, of modes that compute V.
+        unrotated: other layers read its keys before RoPE. clamp: bound on |q|, |k| and |v|; 0: none.
         layer_norm: QK-norm is LayerNorm, else RMS norm.
-        score_cap: scores s become cap * tanh(s / cap); 0: they do not. sinks: softmax counts a logit without a value.
-        latent: columns of what K and V are made of (MLA); 0: of the input.
+        score_cap: scores s become cap * tanh(s / cap); 0: no cap. sinks: heads have attention sinks, a logit in the
+            softmax's denominator without a value.
+        latent: MLA: width of the latent; 0: K and V are computed from the input.
         norms_v: each head of V is normed, without a weight. v_is_k: V is K before its norm and RoPE.
 
     Raises:
-        UnsupportedError: an unknown type. ValueError: sizes that no attention has.
+        UnsupportedError: an unknown type. ValueError: impossible sizes.
     """
     found = _core.attention_modes(
         d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim, n_rot=n_rot, qk_norm=qk_norm,
@@ -367,15 +373,15 @@ def attention_modes(
 
 @cache
 def architectures() -> tuple[Architecture, ...]:
-    """All that there are."""
+    """All architectures that the core supports."""
     return tuple(Architecture(**fields) for fields in _core.architectures())
 
 
 @dataclass(frozen=True)
 class Level:
-    """What rows of some age are stored in (csrc/cache/levels.h): types of K and V, the part of V's columns that is
-    kept (0: the rows are forgotten), and the share of the rows that have aged, or how many (the oldest level has
-    neither: what the others leave)."""
+    """How rows of a certain age are stored (csrc/cache/levels.h): types of K and V, the fraction `part` of V's columns
+    that is kept (0: the rows are dropped), and which fraction `share` of the aged rows, or how many `rows`, are in this
+    level (both 0 in the oldest, which has all that are left)."""
 
     type_k: str
     type_v: str
@@ -385,15 +391,15 @@ class Level:
 
     @property
     def bits(self) -> float:
-        """Of an element of K and one of V together, by types alone."""
+        """Bits of one element of K and one of V together, without scales."""
         return BITS[self.type_k] + self.part * BITS[self.type_v] if self.part else 0.0
 
 
 @dataclass(frozen=True)
 class Levels:
-    """What rows become as they age. text: how it is written, less what is usual; of: the oldest first; sinks, recent:
-    rows that stay as they are written, the first ones of a text and at least so many of the newest; eager: a prompt
-    reads V as the newest level keeps it; predicts: of V only what K does not tell is kept."""
+    """How rows are requantised as they age. text: its notation, without defaults; of: levels, oldest first; sinks,
+    recent: how many rows stay as written, the first ones of a text and at least this many of the newest; eager: a
+    prefill reads V as the newest level stores it; predicts: V is stored as its difference from a prediction from K."""
 
     text: str
     of: tuple[Level, ...]
@@ -404,8 +410,8 @@ class Levels:
 
     @property
     def bits(self) -> float:
-        """Of an element of K and one of V together, by types and shares alone: without scales, sinks, recent rows and
-        levels of some rows, as TALE counts (16 bits each: 32)."""
+        """Mean bits of one element of K and one of V together, from types and shares alone, as TALE counts them (f16:
+        32): without scales, sinks, recent rows and levels with a fixed number of rows."""
         oldest = 1 - sum(level.share for level in self.of)
         shares = [oldest, *(level.share for level in self.of[1:])]
         return sum(share * level.bits for share, level in zip(shares, self.of, strict=True))
@@ -413,10 +419,10 @@ class Levels:
 
 @cache
 def levels(mode: str, text: str = "") -> Levels:
-    """The levels of a mode whose rows age; what the text leaves open is as usual.
+    """Parse the levels of an aging mode; what the text does not specify has the mode's default.
 
     Raises:
-        UnsupportedError: an unknown mode or type. ValueError: no such text, or a mode whose rows do not age.
+        UnsupportedError: an unknown mode or type. ValueError: an invalid text, or a mode whose rows do not age.
     """
     found = _core.levels(mode, text)
     of = tuple(Level(*one) for one in found["levels"])
@@ -424,10 +430,10 @@ def levels(mode: str, text: str = "") -> Levels:
 
 
 BITS: dict[str, int] = {one["name"]: one["bits"] for one in _core.cache_types()}
-"""Of an element of cache rows, by type."""
+"""Cache type -> bits of an element."""
 
 CACHE_TYPES: tuple[str, ...] = tuple(BITS)
-"""The element types that cache rows may have."""
+"""The element types of cache rows."""
 
 FLOAT_TYPES: tuple[str, ...] = tuple(name for name, bits in BITS.items() if bits >= 16)
-"""Those that are no codes."""
+"""Those of them that are not quantised."""

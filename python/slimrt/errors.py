@@ -22,7 +22,7 @@ class WontFitError(SlimrtError, MemoryError):
 
     Attributes:
         needed, available: bytes.
-        options: what would fit, as flags to try (list of str).
+        options: command-line flags with which it would fit, such as "--ctx 2048" (list of str).
     """
 
     def __init__(self, message: str, needed: int = 0, available: int = 0, options: tuple[str, ...] = ()):
@@ -35,20 +35,21 @@ class ContextOverflowError(SlimrtError):
 
 
 class DeviceError(SlimrtError, RuntimeError):
-    """A GPU failed at something it should be able to do; the message says at what. A new process may do better."""
+    """An operation failed on the GPU; the message says which. It may succeed in a new process."""
 
 
 class DownloadError(SlimrtError, OSError):
-    """A model cannot be fetched: no such repository or file, no access, no connection, no room; says what to do."""
+    """A model cannot be downloaded: no such repository or file, no access, no connection, or no disk space; the message
+    says what to do."""
 
 
 class AudioError(SlimrtError, ValueError):
-    """A sound that cannot be used: not an audio file, cut off, empty, or with samples that are no numbers."""
+    """Audio that cannot be used: not an audio file, truncated, empty, or with samples that are NaN or infinite."""
 
 
 class ChatError(SlimrtError, ValueError):
-    """Messages that make no conversation, or that the chat template refuses; it says which message."""
+    """Messages that are not a valid conversation, or that the chat template refuses; the error says which message."""
 
 
 class GrammarError(SlimrtError, ValueError):
-    """A grammar, JSON schema or regular expression that is wrong, or that texts cannot be held to; it names the key."""
+    """A grammar, JSON schema or regular expression that is invalid or cannot be enforced; the message names the key."""

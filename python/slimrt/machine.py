@@ -1,4 +1,5 @@
-"""What is measured of this machine once and kept in the user's cache: the fastest access to memory, and rates."""
+"""Measurements of this machine, made once and stored in the user's cache directory: the fastest prefetch policy for
+each type of weight, memory bandwidth, and arithmetic rates."""
 
 from __future__ import annotations
 
@@ -18,23 +19,24 @@ from slimrt import core
 from slimrt.errors import WontFitError
 from slimrt.plumbing.files import cache_directory, written_beside
 
-_FORMAT = 5  # of the file; raise it when kernels access memory otherwise: what was measured before is measured again
-_SECONDS, _SECONDS_OF_ALL = 0.2, 0.6  # of trying, for one kind at most, and for all kinds of a load together
+_FORMAT = 5  # of the file; raise it when kernels prefetch differently, so that older measurements are repeated
+_SECONDS, _SECONDS_OF_ALL = 0.2, 0.6  # time to tune one kind at most, and all kinds of a load together
 _ENVIRONMENT = "SLIMRT_ACCESS"
-_ROWS = ("float_rows", "rows")  # kinds of the cache's
-_WORTHWHILE = 1.05
-_TURNS, _REPETITIONS = 3, 3  # of attention
+_ROWS = ("float_rows", "rows")  # kinds that are cache rows, not weights
+_WORTHWHILE = 1.05  # gain from which huge pages are used
+_TURNS, _REPETITIONS = 3, 3  # of timing attention: rounds over all kinds, repetitions in a round
 _FEWEST_ROWS, _MOST_ROWS = 2048, 32768
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The fastest access to memory of one kind (a type of weight; "rows" of the cache, or its "float_rows").
+    """The fastest prefetch policy for one kind of data (a type of weight; "rows" of the cache, or "float_rows").
 
     Attributes:
-        best: as SLIMRT_ACCESS takes it, "nta:8192:several".
-        gain: the usual access takes so many times as long; 1.0 where it is the best.
-        read_share: of the rate of a mere read of the same bytes that products of one token reach; 0.0 of rows.
+        best: the policy, in the syntax of SLIMRT_ACCESS: "nta:8192:several".
+        gain: time with the default policy over time with this one; 1.0 if the default is the best.
+        read_share: rate at which products of one token read weights, over the rate of only reading the same bytes; 0.0
+            for rows.
     """
 
     best: str
@@ -44,12 +46,12 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Rates:
-    """What bounds all else.
+    """Peak rates of the machine.
 
     Attributes:
-        read: GB/s of reading memory on all of `threads` threads; read_one: on one.
-        int8: multiply-adds a second, in 1e9, of int8 dot products on one thread; f32: of float32.
-        threads: of `read`.
+        read: GB/s of reading memory with `threads` threads. read_one: with one thread.
+        int8, f32: 1e9 multiply-adds per second on one thread, of int8 and of float32 dot products.
+        threads: threads of `read`.
     """
 
     read: float
@@ -61,12 +63,13 @@ class Rates:
 
 @dataclass(frozen=True)
 class Decoding:
-    """Attention of one token as a layer decodes it.
+    """Attention of one decoded token in one layer.
 
     Attributes:
-        n_heads, n_kv_heads, head_dim: its shape.
-        absorbed: values are whole rows of K, which turn as they are read (modes k and k+r); else rows of K and V.
-        type, rest: of the rows; of V, or of the residual beside K, `rank` columns.
+        n_heads, n_kv_heads, head_dim: shape.
+        absorbed: the values are whole rows of K, to which RoPE is applied when they are read (modes k and k+r); else
+            separate rows of K and V.
+        type: of rows of K. rest: type of V, or of the residual beside K, of `rank` columns.
     """
 
     n_heads: int
@@ -81,11 +84,11 @@ class Decoding:
         return f"{self.n_heads}/{self.n_kv_heads}x{self.head_dim} {self.type} {self.rest} {self.absorbed:d} {self.rank}"
 
 
-_known: dict[Path, dict[str, Any]] = {}  # what was measured where the file could not be written
+_known: dict[Path, dict[str, Any]] = {}  # measurements of this process whose file could not be written
 
 
 def processor() -> str:
-    """The CPU's name and model, as far as the system tells them."""
+    """The CPU's name and model from /proc/cpuinfo, or what Python knows of it."""
     wanted = ("model name", "cpu family", "model", "stepping", "cpu implementer", "cpu part")
     found: dict[str, str] = {}
     with suppress(OSError):
@@ -97,16 +100,17 @@ def processor() -> str:
 
 
 def kept_in(isa: str) -> Path:
-    """The file for this CPU and an instruction set."""
+    """Path of the file with measurements of this CPU and an instruction set."""
     name = f"{processor()}, {platform.machine()}"
     short = re.sub(r"[^a-z0-9]+", "-", name.lower().removeprefix("model name ").split(",")[0]).strip("-")
     return cache_directory() / f"machine-{short}-{hashlib.sha256(name.encode()).hexdigest()[:8]}-{isa}.json"
 
 
 def tuned(kinds: Iterable[str], n_threads: int, *, isa: str = "", again: bool = False) -> dict[str, Tuned]:
-    """The fastest access to memory for each kind on so many threads (0: the default), measured unless it is known.
+    """The fastest prefetch policy for each kind with n_threads threads (0: the default).
 
-    Takes a quarter of a second for each kind that is not, less where they are many. again: measure all of them.
+    Kinds that were not measured before are measured now: a quarter of a second each, less if there are many. again:
+    measure all of them. Kinds for which memory does not suffice are left out.
 
     Raises:
         ValueError: an unknown kind or instruction set.
@@ -118,7 +122,7 @@ def tuned(kinds: Iterable[str], n_threads: int, *, isa: str = "", again: bool = 
     missing = [kind for kind in wanted if kind not in known]
     for kind in missing:
         seconds = _SECONDS if again else min(_SECONDS, _SECONDS_OF_ALL / len(missing))
-        with suppress(WontFitError):  # no memory to measure with: as usual
+        with suppress(WontFitError):  # too little memory to measure: keep the default policy
             fresh[kind] = Tuned(**core.tune(kind, isa, n_threads, seconds))
     if fresh:
         _keep(isa, n_threads, {"access": {kind: asdict(one) for kind, one in fresh.items()}})
@@ -126,13 +130,13 @@ def tuned(kinds: Iterable[str], n_threads: int, *, isa: str = "", again: bool = 
 
 
 def known_access(n_threads: int = 0, *, isa: str = "") -> dict[str, Tuned]:
-    """What was measured of so many threads (0: the default) before."""
+    """The prefetch policies that were measured before, with n_threads threads (0: the default)."""
     isa, n_threads = _resolved(isa, n_threads)
     return {kind: Tuned(**one) for kind, one in _of_threads(isa, n_threads).get("access", {}).items()}
 
 
 def rates(n_threads: int = 0, *, again: bool = False) -> Rates:
-    """Rates of this machine, measured unless they are known; that takes about a second."""
+    """Peak rates of this machine; measured, in about a second, if they are not stored yet. again: measure anyway."""
     isa, n_threads = _resolved("", n_threads)
     known = _of_threads(isa, n_threads).get("rates")
     if known and not again:
@@ -149,16 +153,17 @@ def rates(n_threads: int = 0, *, again: bool = False) -> Rates:
 
 
 def attention_rates(kinds: Iterable[Decoding], n_threads: int = 0) -> dict[Decoding, float]:
-    """Nanoseconds of attention for each cached row, measured unless they are known: a few tenths of a second for each.
+    """Nanoseconds of attention per cached row for each kind; measured, in a few tenths of a second each, if not stored.
 
-    Turn by turn, over rows that no cache holds: what they are to each other holds on a machine that others use.
+    The kinds are timed in alternation, over more rows than fit the CPU's caches, and all again if one is missing, so
+    that their ratios are right even if other processes load the machine.
     """
     isa, n_threads = _resolved("", n_threads)
     known = _of_threads(isa, n_threads).get("attention", {})
     wanted = list(dict.fromkeys(kinds))
     if not all(str(kind) in known for kind in wanted):
         if not os.environ.get(_ENVIRONMENT):
-            _follow(_ROWS, n_threads, isa)  # as engines will
+            _follow(_ROWS, n_threads, isa)  # prefetch as engines will
         turns = [{str(kind): _per_row(kind, isa, n_threads) for kind in wanted} for _ in range(_TURNS)]
         known = {name: median(turn[name] for turn in turns) for name in turns[0]}
         core.set_access("usual")
@@ -167,7 +172,7 @@ def attention_rates(kinds: Iterable[Decoding], n_threads: int = 0) -> dict[Decod
 
 
 def _per_row(kind: Decoding, isa: str, n_threads: int) -> float:
-    of_row = kind.n_kv_heads * kind.head_dim * (1 if kind.absorbed else 2)  # a byte each, at least a half
+    of_row = kind.n_kv_heads * kind.head_dim * (1 if kind.absorbed else 2)  # bytes, at 8 bits an element
     rows = min(max(2 * int(core.cpu_info()["cache_bytes"]) // of_row, _FEWEST_ROWS), _MOST_ROWS)
     seconds, _, _ = core.ops.time_attention(
         kind.n_heads, kind.n_kv_heads, kind.head_dim, kind.type, kind.rest, rows,
@@ -177,7 +182,7 @@ def _per_row(kind: Decoding, isa: str, n_threads: int) -> float:
 
 
 def bytes_by_type(file: core.GgufFile) -> dict[str, int]:
-    """What tensors of each type take, for follow(): of the types products read, which may not be the file's."""
+    """Bytes of all matrices of each type, for follow(). The types are those in memory, not always the file's."""
     weights: dict[str, int] = {}
     for kind, size in core.held(file).values():
         weights[kind] = weights.get(kind, 0) + size
@@ -185,10 +190,10 @@ def bytes_by_type(file: core.GgufFile) -> dict[str, int]:
 
 
 def follow(weights: Mapping[str, int], n_threads: int, *, isa: str = "") -> dict[str, Tuned]:
-    """Have engines opened from now on access memory as is fastest for weights of these types and bytes.
+    """Make engines created from now on use the fastest prefetch policies for weights of these types and bytes.
 
-    Types without a product of their own, and weights that lie in the caches anyway, are left as they are, and so is all
-    where SLIMRT_ACCESS says it. Returns what is accessed otherwise than usual.
+    Types without a kernel of their own, and weights that fit the CPU's caches, keep the default policy, and so does
+    everything if SLIMRT_ACCESS is set. Returns the policies that differ from the default.
     """
     core.set_access("usual")
     if os.environ.get(_ENVIRONMENT) or sum(weights.values()) <= core.cpu_info()["cache_bytes"]:
@@ -206,11 +211,10 @@ def _follow(kinds: Iterable[str], n_threads: int, isa: str) -> dict[str, Tuned]:
 
 
 def use_huge_pages(file: core.GgufFile, n_threads: int) -> float:
-    """Copy a model's file into huge pages where it is mapped, if products are 5 % faster there and the copy takes at
-    most half of the memory that is free: it is this process's own then, and the file's pages are free to go.
+    """Replace a model's mapped file by a copy in huge pages, if products are at least 5 % faster with it and the copy
+    takes at most half of the available memory. The copy belongs to this process; the kernel may evict the file's pages.
 
-    Returns how many times as fast it is read; 0.0: it stays as it is. So it does where SLIMRT_ACCESS is set, and where
-    it lies in the caches anyway.
+    Returns the speedup; 0.0: nothing was copied. Nothing is if SLIMRT_ACCESS is set or the file fits the CPU's caches.
     """
     size, free = file.bytes().size, core.available_memory()
     if os.environ.get(_ENVIRONMENT) or size <= core.cpu_info()["cache_bytes"] or 2 * size > free:
@@ -233,7 +237,7 @@ def _of_threads(isa: str, n_threads: int) -> dict[str, Any]:
 
 
 def _read(isa: str) -> dict[str, Any]:
-    """The file's content; nothing measured where it is missing, broken or another machine's."""
+    """The file's content; without measurements if it is missing, broken or of another machine."""
     path = kept_in(isa)
     about = {"format": _FORMAT, "cpu": processor(), "isa": isa}
     if path in _known:
@@ -246,7 +250,7 @@ def _read(isa: str) -> dict[str, Any]:
 
 
 def _is_sound(content: Mapping[str, Any]) -> bool:
-    """Whether all of it can be used. TypeError, ValueError, KeyError: it cannot."""
+    """Whether all measurements are valid. TypeError, ValueError, KeyError: they are not."""
     for of in content["threads"].values():
         for kind, one in of.get("access", {}).items():
             tuned_one = Tuned(**one)
@@ -261,7 +265,7 @@ def _is_sound(content: Mapping[str, Any]) -> bool:
 
 
 def _keep(isa: str, n_threads: int, part: Mapping[str, Any]) -> None:
-    """Add to the file, or where it cannot be written remember for this process."""
+    """Add measurements to the file, or remember them in this process if it cannot be written."""
     path, content = kept_in(isa), _read(isa)
     of = content["threads"].setdefault(str(n_threads), {})
     for name, value in part.items():

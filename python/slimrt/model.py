@@ -34,78 +34,79 @@ Prompt = str | TokenIds
 
 
 class Model(OpenAIMethods, Closing):
-    """A model, loaded and ready. Use it as a context manager, or close() it.
+    """A loaded model. Use it as a context manager, or call close().
 
-    It may be used from several threads: each call has the model to itself until it returns; a stream lets others in
-    between its pieces.
+    It may be used from several threads: calls run one after another; a stream lets other calls run between its pieces.
 
     Args:
-        path: a GGUF file (as it is, or from slimrt.convert; of a split one the first), a Hugging Face directory,
-            whisper.cpp's ggml-*.bin, the name of a repository that holds one of these ("org/repo:Q4_K_M", also after
-            "hf://"; docs/getting-models.md), or a ModelSource.
-        device: "cpu", "cuda" (an NVIDIA GPU) or "cuda:N"; "auto" is an NVIDIA GPU where there is one
-            and the model fits it, else the CPU (SLIMRT_DEVICE=cpu insists). Several share the layers in their order,
-            "cuda:0,cuda:1" by the memory that is free, "cuda:0=20,cuda:1=12" as it says; the last one has the head.
-        n_gpu_layers: so many of the last layers, and the head, are on `device` (or "cuda"), the others on the CPU; -1:
-            all of them.
-        n_ctx: tokens a sequence may hold; 0: the trained context, at most 4096, or where that does not fit the most
-            that does (256 at least), which a warning tells.
-        n_batch: tokens computed at once in a prefill; scratch grows with it.
-        n_seqs: sequences computed together, such as texts of a list.
-        cache_tokens: tokens whose rows the cache holds, of all sequences together, at least n_ctx; 0: n_ctx for each of
-            n_seqs, so that all may be full at once.
-        n_threads: None: the physical (or big) cores.
-        cache: what a token leaves behind in each layer: "kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", "latent",
-            or "auto" (what the file was converted for, else kv or latent, or of an encoder-decoder x where its rows are
-            no wider); with its
-            types, "k+r:q8" or "k+r:q8:64:q4" (mode, type, rank of the residual, its type), or what rows become as they
-            age, "lowrank:q2@0.5+q4*0.1+sinks=4"; or a CacheConfig; or one of these for each layer. "fastest": of kv
-            in f16 and q8 and what the file says, what is predicted to decode fastest of what fits, by rates of this
-            machine (slimrt.machine.attention_rates, measured once).
-            A mode that needs folded weights which the file lacks folds them while loading.
-        cache_type: where the cache does not say its own: f32, f16 or bf16, or with scales per token and head (in mode
-            k+r and xr per token) q8 (8 bits and a float), fp8_e4m3, fp8_e5m2 (8 bits, no scale) or q4 (5 bits, of
-            which 1 for scales), or "auto" (what the file says, else f16); cache_type_k and cache_type_v to differ.
-        rank, residual_type: of mode k+r, where the cache does not say its own: the width of what corrects V, 0 for
-            none, and its type. None: what the file says, else what slimrt.modes.default_residual says.
-        sparse_threshold: softmax weight of each head that decoding may leave unread: rows of V (cache mode "kv") whose
-            weights add up to no more are skipped, which changes an output by at most this share of the largest |v|;
-            in "k", "k+r", "x" and "xr" rows, which then count as their mean. 0: every row is read.
-        sparse_delta: the same in "k", "k+r", "x" and "xr", by squares: those of the weights skipped add up to at most
-            its square, so that at most 1 / sparse_delta^2 rows of 1024 are read for a head. A statistical bound: what
-            is skipped is taken for independent. "auto": what the file says (`slimrt convert --sparse` measures it).
-        cross: of a model with an encoder, what its output leaves behind for cross-attention: "kv" (K and V of each
-            layer), "k" (each layer's K), "e" (the output itself, once for all layers), "e1" (the first layer's K,
-            once), or "auto" (what the file was converted for, else e where layers read no more bytes than of kv). k and
-            e1, and self-attention's k and v, invert a matrix, which amplifies rounding: see allow_lossy.
-        cross_type: of its rows, as cache_type.
-        n_source: most rows of one encoder output, tokens of a source text; 0: the model's own.
-        allow_lossy: insist on a mode whose error of V, as predicted or as a conversion measured it, is over 5 % in a
-            layer; else it is refused, with the nearest one that is fine.
-        calibration: for modes k+r, xr and lowrank where they are folded while loading: a text file like what the model
-            is to read; None: a built-in English one; "none": the weights alone.
-        memory_limit: bytes, or text like "6GiB"; None: what the machine has available.
-        draft_model: a smaller model with the same tokenizer, as path: it guesses what texts go on with, and several
-            guesses are checked in a step, as many as pay by what that takes and how many were right, none included. The
-            tokens are those that come without, as near as rows are to what is stored of them: see lookup of generate.
-            Beams take no guesses. Its memory counts in memory_limit, and it is closed with the model. "self": the model
-            itself, which reads few rows of a long text for its guesses; with cache mode kv, where reading rows is most
+        path: a GGUF file (any, or one from slimrt.convert; of a split model the first file), a Hugging Face directory,
+            whisper.cpp's ggml-*.bin, a repository on the hub that holds one of these ("org/repo:Q4_K_M", also with
+            "hf://" in front; docs/getting-models.md), or a ModelSource.
+        device: "cpu", "cuda" (an NVIDIA GPU), "cuda:N" (the N-th), or "auto": a GPU if there is one and the model fits
+            it, else the CPU (SLIMRT_DEVICE=cpu makes "auto" the CPU). Several devices share the layers, in order:
+            "cuda:0,cuda:1" in proportion to their free memory, "cuda:0=20,cuda:1=12" by numbers of layers; the last
+            one has the output layer.
+        n_gpu_layers: put this many of the last layers, and the output layer, on `device` (or "cuda") and the others on
+            the CPU; -1: all of them.
+        n_ctx: most tokens of a sequence; 0: the trained context, at most 4096; if that does not fit the memory, the
+            largest that does (at least 256), with a warning.
+        n_batch: most tokens of one step of a prefill; scratch memory grows with it.
+        n_seqs: most sequences decoded together, such as the texts of a list.
+        cache_tokens: capacity of the cache in tokens, shared by all sequences, at least n_ctx; 0: n_ctx * n_seqs, so
+            that all sequences can be full at once.
+        n_threads: CPU threads; None: one per physical core (of CPUs with big and little cores, per big core).
+        cache: what is stored of each token in each layer. A mode: "kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank"
+            or "latent" (docs/glossary.md); "auto" (what the file was converted for, else kv, with MLA latent, and in
+            an encoder-decoder x if its rows are no wider); "fastest" (of kv f16, kv q8 and what the file was converted
+            for, the one that fits and is predicted to decode fastest, by rates measured once on this machine:
+            slimrt.machine.attention_rates). The mode may have types: "k+r:q8", "k+r:q8:64:q4" (mode, type, rank of the
+            residual, its type), or levels that rows are requantised to as they age:
+            "lowrank:q2@0.5+q4*0.1+sinks=4". Or a CacheConfig, or a list with one of these for each layer.
+            Folded weights that the mode needs and the file lacks are computed while loading.
+        cache_type: element type of rows, if `cache` gives none: f32, f16, bf16, q8 or fp8_e4m3 (8 bits, and a scale per
+            token and head, in modes k+r and xr per token), fp8_e5m2 (8 bits), q4 (5 bits, 1 of them for scales), or
+            "auto" (what the file says, else f16). cache_type_k and cache_type_v: the same for K and V alone.
+        rank, residual_type: of mode k+r, if `cache` gives none: width of the residual that corrects V (0: no residual)
+            and its element type. None: what the file says, else slimrt.modes.default_residual.
+        sparse_threshold: softmax weight that decoding may leave unread in each head. In mode "kv" rows of V whose
+            weights sum to at most this are skipped, which changes an output by at most this times the largest |v|; in
+            "k", "k+r", "x" and "xr" whole rows are skipped and replaced by their mean. 0: every row is read.
+        sparse_delta: the same for "k", "k+r", "x" and "xr", with a bound on squares: the skipped weights p have
+            sqrt(sum p^2) <= sparse_delta, so that at most 1 / sparse_delta^2 rows of 1024 are read for a head. The
+            resulting error is bounded statistically only: it assumes that skipped values are independent. "auto": the
+            value in the file (measured by `slimrt convert --sparse`).
+        cross: of a model with an encoder, what is stored of the encoder's output for cross-attention: "kv" (K and V of
+            each layer), "k" (K of each layer), "e" (the output itself, once for all layers), "e1" (the first layer's K,
+            once), or "auto" (what the file was converted for, else e if layers then read no more bytes than with kv).
+            k and e1, like k and v of self-attention, invert a matrix, which amplifies rounding: see allow_lossy.
+        cross_type: element type of those rows, as cache_type.
+        n_source: most rows of one encoder output (of a text model: tokens of the source text); 0: the model's own.
+        allow_lossy: load a mode although its relative error of V, predicted or measured by a conversion, is over 5 %
+            in a layer; without it such a mode is refused, and the message names one that is precise enough.
+        calibration: for modes k+r, xr and lowrank if they are folded while loading: a text file similar to what the
+            model will read; None: a built-in English text; "none": no text, only the weights.
+        memory_limit: bytes, or text like "6GiB"; None: the memory that is available now.
+        draft_model: speculative decoding: a smaller model with the same tokenizer (a path, as `path`) proposes tokens,
+            several of which are verified in one step; how many (possibly none) is adapted to their measured cost and
+            acceptance rate. The output is that of decoding without a draft up to rounding: see lookup of generate. Not
+            used with num_beams. Its memory counts towards memory_limit; it is closed with the model. "self": the model
+            drafts for itself, reading only few rows of a long context; for cache mode kv, where reading rows is most
             of a step.
-        on_overflow: what calls do at a full context that do not say it themselves, "error" or "shift": see generate.
-        seed: makes the seeds of calls that give none reproducible.
-        verbose: say on stderr what everything resolved to, and what logging's "slimrt" is told.
-        progress: bars on stderr for long work; None: when it is a terminal.
+        on_overflow: default of generate's on_overflow: "error" or "shift".
+        seed: makes the seeds of calls without one reproducible.
+        verbose: report on stderr what all options resolved to, and what is logged to the logger "slimrt".
+        progress: show progress bars on stderr for long work; None: if it is a terminal.
 
     Raises:
         FileNotFoundError: there is no such path.
-        DownloadError: what a repository's name leads to cannot be fetched.
+        DownloadError: the repository cannot be downloaded.
         ModelFormatError: the file is broken.
         UnsupportedError: an architecture, tensor type, cache mode, cache type or device that slimrt does not have;
-            a draft_model with another tokenizer (it says what differs), or with rows that age.
-        CacheUnsupportedError: a cache mode that is not legal for this model, said before anything slow begins; or one
-            that loses too much of V.
-        WontFitError: too little memory; its `options` would fit.
-        ValueError, TypeError: an argument out of its range, or of a wrong kind.
+            a draft_model with another tokenizer (the message says what differs), or beside a cache whose rows age.
+        CacheUnsupportedError: a cache mode that is not legal for this model (raised before anything slow begins), or
+            one whose error of V is too large.
+        WontFitError: too little memory; its `options` list what would fit.
+        ValueError, TypeError: an argument out of its range, or of a wrong type.
     """
 
     @named
@@ -172,22 +173,21 @@ class Model(OpenAIMethods, Closing):
 
     @classmethod
     def from_pretrained(cls, repo_id: str | os.PathLike[str], filename: str | None = None, **options: Any) -> Self:
-        """A model from the Hugging Face hub, or from a path.
+        """Load a model from the Hugging Face hub, or from a path.
 
         Args:
-            repo_id: "org/name", or a folder or file that is there.
-            filename: the file in it, "*q8_0.gguf" of one that is named so; None: the folder as a whole, or what
-                there is to be chosen from in a repository.
+            repo_id: "org/name", or an existing folder or file.
+            filename: the file in it, or a pattern such as "*q8_0.gguf"; None: the folder as a whole, or the file that
+                is chosen in a repository by default.
             options: as Model.
 
         Raises:
-            Those of Model, and what the hub says.
+            As Model.
         """
         return cls(_address(os.fspath(repo_id), filename), **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled by path and arguments: it is loaded again where it is unpickled. ModelFormatError: the file there is
-        another one."""
+        """Pickles path and arguments; unpickling loads the model again. ModelFormatError: the file has changed."""
         return _loaded, (type(self), self._runtime.source, self._given)
 
     @property
@@ -202,17 +202,18 @@ class Model(OpenAIMethods, Closing):
 
     @property
     def n_vocab(self) -> int:
-        """Width of a row of logits."""
+        """Size of the vocabulary: the width of a row of logits."""
         return self._runtime.n_vocab
 
     def info(self) -> dict[str, Any]:
         """Sizes, device, threads and each layer's cache (mode, type, bytes_per_token, ...), as resolved; with a
-        draft_model what it is and takes: "draft", of name, n_ctx and bytes."""
+        draft_model also "draft": its name, n_ctx and bytes."""
         draft = self._runtime.draft
         return dict(self._runtime.info) | ({} if draft is None else {"draft": draft.info()})
 
     def memory(self) -> dict[str, int]:
-        """Bytes: weights, derived, cache, scratch and total allocated, mapped, cache_bytes_per_token."""
+        """Memory in bytes: weights, derived, cache and scratch are allocated, total is their sum; mapped is read in
+        place from the file; cache_bytes_per_token is one token's rows in all layers."""
         with self._runtime.use() as engine:
             return dict(engine.memory())
 
@@ -223,7 +224,7 @@ class Model(OpenAIMethods, Closing):
 
     @named
     def detokenize(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids, as Tokenizer.decode, but without control tokens such as BOS, unless these are asked for."""
+        """The text of ids, as Tokenizer.decode; control tokens such as BOS are left out by default."""
         return self.tokenizer.decode(ids, skip_special_tokens)
 
     def logits(self, ids: TokenIds) -> NDArray[np.float32]:
@@ -249,12 +250,13 @@ class Model(OpenAIMethods, Closing):
     def perplexity(self, text: Prompt, *, stride: int | None = None) -> float:
         """Perplexity of a text of any length, in windows of n_ctx tokens.
 
-        Each window but the first scores its last `stride` tokens, given all before them in the window. None: half a
-        window. A smaller stride gives every token more context, and takes longer. Each window is computed by prefill
-        passes, whose tokens see each other exactly: what a cache costs hardly shows. compare_caches() measures that.
+        Each window but the first scores its last `stride` tokens, given all tokens before them in the window. None:
+        half a window. A smaller stride gives every token more context, and takes longer. Windows are computed by
+        prefill, where the tokens of a step attend to each other's rows unrounded, so the error of a lossy cache hardly
+        shows; compare_caches() measures that.
 
         Raises:
-            ValueError: fewer than two tokens, or a stride that is not inside the window.
+            ValueError: fewer than two tokens, or a stride that is not shorter than a window.
         """
         continues_texts(self._runtime.source)
         return _score.perplexity(self._runtime, self._ids(text), stride)
@@ -269,15 +271,15 @@ class Model(OpenAIMethods, Closing):
 
         Raises:
             ModelFormatError: not a session file, damaged, or of another model file or cache.
-            ContextOverflowError: it holds more tokens than n_ctx; or it was cut from a text of more, most of whose rows
-                had aged.
-            UnsupportedError: a model with an encoder.
+            ContextOverflowError: it holds more tokens than n_ctx, or it was truncated from a text of more than n_ctx
+                tokens whose rows had aged.
+            UnsupportedError: the model has an encoder.
         """
         continues_texts(self._runtime.source)
         return load_session(self._runtime, path)
 
     def close(self) -> None:
-        """Free all memory; waits for a call in progress. Using the model afterwards is a ValueError."""
+        """Free all memory; waits for a call in progress. Using the model afterwards raises ValueError."""
         self._runtime.close()
 
     def __repr__(self) -> str:
@@ -293,7 +295,7 @@ class Model(OpenAIMethods, Closing):
 
 
 def _address(repo_id: str, filename: str | None) -> str:
-    """A path that is there or can only be one, or hf://org/name[:file]."""
+    """A local path if it exists or can be nothing else, else hf://org/name[:file]."""
     if os.path.exists(repo_id) or os.path.isabs(repo_id) or repo_id.startswith((".", "~")):
         return os.path.join(repo_id, filename) if filename else repo_id
     address = repo_id if repo_id.startswith("hf://") else f"hf://{repo_id}"
@@ -301,5 +303,5 @@ def _address(repo_id: str, filename: str | None) -> str:
 
 
 def _loaded(kind: type[Model], source: ModelSource, given: dict[str, Any]) -> Model:
-    """A model that was pickled."""
+    """Load a model that was pickled (Model.__reduce__)."""
     return kind(source, **given)

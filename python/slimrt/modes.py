@@ -10,50 +10,51 @@ from slimrt.plumbing.arguments import unknown
 
 CACHE_TYPES = core.CACHE_TYPES
 AUTO = "auto"
-FASTEST = "fastest"  # of kv and what the file says: no mode, but a way to choose one
+FASTEST = "fastest"  # not a mode: chooses among kv and the file's modes by predicted speed (cache/fastest.py)
 DEFAULT_TYPE = "f16"
 
-_ANY = {"d_model": 1, "n_heads": 1, "n_kv_heads": 1, "head_dim": 1, "n_rot": 0, "qk_norm": "none"}  # names suit all
+# any shape: the names and properties read below are the same for all
+_ANY = {"d_model": 1, "n_heads": 1, "n_kv_heads": 1, "head_dim": 1, "n_rot": 0, "qk_norm": "none"}
 _SELF, _CROSS = core.attention_modes(**_ANY), core.attention_modes(**_ANY, cross=True)
 MODES = tuple(mode.name for mode in _SELF)
 CROSS_MODES = tuple(mode.name for mode in _CROSS)
 
-# the mode whose rows have a second plane, of a width and type of its own
+# k+r: the mode whose rows have a second plane, the residual, with its own width and type
 RESIDUAL_MODE = next(mode.name for mode in _SELF if mode.residual)
 
-# the mode that keeps what attention itself makes of a token: kv, or that of latent attention (core.baseline)
+# the modes that store what attention itself computes: K and V, or with MLA the latent (core.baseline)
 BASELINES = ("kv", next(mode.name for mode in _SELF if mode.latent))
 
-# modes whose rows age, in levels: the type of a cache of theirs may be a text that says which (core.levels)
+# modes whose rows are requantised as they age, in levels: their cache type may be a text of levels (core.levels)
 AGING = tuple(mode.name for mode in _SELF if mode.ages)
 
-# those whose older rows are codes where nothing else is said
+# those of them whose oldest level is quantised by default
 CODED_BY_AGE = tuple(mode for mode in AGING if core.levels(mode).of[0].type_k not in core.FLOAT_TYPES)
 
-# those whose values all heads read, so that passing rows over saves the most
+# modes in which all heads read the same values, where sparse_delta applies: skipping a row saves work for every head
 SPARED = tuple(mode.name for mode in _SELF if mode.of_all)
 
 # mode -> the projection that its fold inverts
 INVERTED = {mode.name: mode.inverts for mode in _SELF if mode.inverts}
 
-# modes that compute K or V from a rounded row of something else, so that its rounding comes out larger
+# modes that compute K or V from a stored row of something else, which amplifies the row's rounding
 LOSSY = tuple(mode.name for mode in _SELF if mode.inverts or mode.residual)
 CROSS_LOSSY = tuple(mode.name for mode in _CROSS if mode.inverts)
 
-# mode -> what it computes from its rows: "V", or "K" of the one that inverts W_V
+# mode -> the projection that it computes from its rows: "V", or "K" where W_V is inverted
 COMPUTED = {mode: "K" if INVERTED.get(mode) == "W_V" else "V" for mode in LOSSY}
 
-# mode -> the first tensor of a layer that a plain file lacks; with it come the others of the mode
+# mode -> its first folded tensor in a layer: a file that has this one has the mode's others too
 FOLDED = {mode.name: next(fold.suffix for fold in mode.folds if fold.required) for mode in _SELF if mode.folds}
 
-# mode of cross-attention -> all of them
+# mode of cross-attention -> all its folded tensors in a layer
 CROSS_FOLDED = {mode.name: tuple(fold.suffix for fold in mode.folds if fold.required) for mode in _CROSS if mode.folds}
 
-# how the names of tensors end that only folding makes
+# suffixes of the names of folded tensors
 FOLD_SUFFIXES = tuple(sorted({f".{fold.suffix}" for mode in (*_SELF, *_CROSS) for fold in mode.folds}))
 
-# type of k -> what part of V's width the residual has, and its type (docs/cache-math.md: in floats k is nearly
-# exact and a thin residual does; in 8 and 4 bits rounding matters more, so it is wider and coarser)
+# type of k -> (V's width / the residual's rank, the residual's type). docs/cache-math.md: in float types k is nearly
+# exact and a narrow residual is enough; in 8 and 4 bits rounding matters more, so the residual is wider and coarser
 _RESIDUALS = {
     "f32": (16, "q8"),
     "f16": (16, "q8"),
@@ -68,13 +69,14 @@ _RESIDUALS = {
 
 
 def check_type(name: object, what: str, known: Sequence[str]) -> None:
-    """Raises UnsupportedError for a type that is not known; the message suggests the nearest."""
+    """Raises UnsupportedError if `name` is not among `known`; the message suggests the nearest. what: names its kind in
+    the message."""
     if name not in known:
         raise UnsupportedError(unknown(what, name, known))
 
 
 def check_row_type(mode: str, type: str) -> None:
-    """Raises UnsupportedError or ValueError for a text that is no element type, nor levels of a mode that has some."""
+    """Raises UnsupportedError or ValueError unless `type` is an element type, or, in an aging mode, levels."""
     if mode in AGING and type not in (AUTO, ""):
         core.levels(mode, type)
     else:
@@ -82,10 +84,10 @@ def check_row_type(mode: str, type: str) -> None:
 
 
 def default_residual(mode: str, type: str, e_v: int) -> tuple[int, str]:
-    """Width and element type of the residual plane when nothing is said.
+    """Default width and element type of the residual plane.
 
     Args:
-        mode: a cache mode; type: of its rows; e_v: width of V, KV heads times their width.
+        mode: a cache mode. type: element type of its rows. e_v: width of V, n_kv_heads * head_dim.
 
     Returns:
         (rank, type): for mode "k+r" a multiple of 4 from 4 to e_v (or e_v itself, below 4); (0, "") for the others.

@@ -22,7 +22,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class PerLayer:
-    """What each layer's cache is."""
+    """Base of records with each layer's cache mode, row type, residual rank and residual type."""
 
     modes: tuple[str, ...]
     types: tuple[str, ...]
@@ -30,18 +30,18 @@ class PerLayer:
     residual_types: tuple[str, ...]
 
     def layers(self) -> list[dict[str, Any]]:
-        """One entry a layer: mode, type, rank, residual_type; as in Model.info()."""
+        """One dict per layer with mode, type, rank and residual_type, named as in Model.info()."""
         columns = zip(self.modes, self.types, self.ranks, self.residual_types, strict=True)
         return [dict(zip(("mode", "type", "rank", "residual_type"), row, strict=True)) for row in columns]
 
 
 @dataclass(frozen=True)
 class Usage(Record):
-    """Counts of tokens.
+    """Token counts.
 
     Attributes:
-        cached_tokens: the part of the prompt that a session already held.
-        drafted_tokens: guesses (`lookup`) that the model has checked. accepted_tokens: those that came true.
+        cached_tokens: the part of the prompt whose rows were already in a session or the prompt cache.
+        drafted_tokens: draft tokens (`lookup` or draft_model) that the model verified. accepted_tokens: those accepted.
     """
 
     prompt_tokens: int
@@ -53,12 +53,13 @@ class Usage(Record):
 
 @dataclass(frozen=True)
 class Timings(Record):
-    """Where the time went. In a batch the texts share their steps, so the rates are those of one text among them.
+    """Where the time went. The texts of a batch share their steps, so the rates are those of this one text, not of the
+    batch.
 
     Attributes:
-        ttft: seconds from the call to the first token (to the end of the prompt when none was asked for).
-        prefill_tok_s: prompt tokens computed a second.
-        decode_tok_s: tokens generated a second after the first one; 0.0 when there is none.
+        ttft: seconds from the call to the first token (with max_tokens 0, to the end of the prompt).
+        prefill_tok_s: prompt tokens computed per second.
+        decode_tok_s: tokens generated per second after the first one; 0.0 if there is none.
     """
 
     ttft: float
@@ -68,16 +69,16 @@ class Timings(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheUse(PerLayer, Record):
-    """The context rows of one text.
+    """The cache that one text occupies.
 
     Attributes:
-        bytes: of the rows it holds; layers with a sliding window hold those of the window and of a step before it.
-        bytes_per_token: of one token in all layers.
-        modes, types: of each layer, such as "k" and "f16"; ranks, residual_types: of its residual, 0 and "" without.
-        skipped: share of the rows, for each head, that sparse_threshold or sparse_delta left unread while decoding,
-            over all texts of a batch.
-        cross: of an encoder-decoder, the mode, type, bytes_per_row (of all layers) and reason of its output's rows.
-        lossy: what is lost where allow_lossy insisted on a mode that loses too much, for people; "" else.
+        bytes: size of its rows; a layer with a sliding window holds the rows of the window and of one step before it.
+        bytes_per_token: bytes of one token in all layers.
+        modes, types: of each layer, such as "k" and "f16"; ranks, residual_types: of its residual, 0 and "" if none.
+        skipped: fraction of (row, head) pairs that sparse_threshold or sparse_delta skipped while decoding, over all
+            texts of a batch.
+        cross: of an encoder-decoder, the cross-attention cache: mode, type, bytes_per_row (all layers) and reason.
+        lossy: with allow_lossy, a sentence on what a mode that is otherwise refused loses; else "".
     """
 
     bytes: int
@@ -89,8 +90,13 @@ class CacheUse(PerLayer, Record):
 
 @dataclass(frozen=True)
 class TopLogprob(Record):
-    """A token (its id and its text; U+FFFD stands for part of a character), and the natural logarithm of its
-    probability in the model's own distribution, before temperature, penalties and filters."""
+    """A token and its log-probability.
+
+    Attributes:
+        token: id. text: its text; U+FFFD stands for an incomplete UTF-8 character.
+        logprob: natural logarithm of its probability in the model's own distribution, before temperature, penalties
+            and filters.
+    """
 
     token: int
     text: str
@@ -99,8 +105,13 @@ class TopLogprob(Record):
 
 @dataclass(frozen=True)
 class TokenLogprob(TopLogprob):
-    """A generated token, the likeliest ones in its place, best first, and where in the text it stands: the characters
-    before the one that it begins or goes on with."""
+    """A generated token and its alternatives.
+
+    Attributes:
+        top: the most likely tokens at this position, best first.
+        offset: where it starts in the generated text, in characters; a token that continues a character has that
+            character's offset.
+    """
 
     top: tuple[TopLogprob, ...]
     offset: int = 0
@@ -112,13 +123,13 @@ class Generation(Record):
 
     Attributes:
         text: what follows the prompt, without the stop string or end token that ended it.
-        tokens: ids generated: what the model's context holds. An end token is not among them; the tokens of a stop
-            string are, though `text` ends before it (detokenize(tokens) has it), since it may begin within a token.
+        tokens: the generated ids, as they are in the model's context. The end token is not included. The tokens of a
+            stop string are, although `text` ends before it: a stop string may begin inside a token.
         finish_reason: "stop" (an end token or a stop string), "length" (max_tokens), "context" (the context is full),
-            "unfinished" (a stream read before its end).
-        truncated: the full context cut it off (finish_reason "context").
+            "unfinished" (a stream that was not read to its end).
+        truncated: the context was full (finish_reason "context").
         seed: the seed that reproduces it.
-        logprobs: one entry a token, or None when not asked for.
+        logprobs: one entry per token, or None if not requested.
         shifted: tokens of prompt and text that were dropped from a full context (on_overflow="shift"); 0: none.
     """
 
@@ -143,7 +154,7 @@ class Score:
 
     Attributes:
         tokens: the ids of the text.
-        logprobs: float32 (len(tokens) - 1,), nats; the first token has nothing before it and no probability.
+        logprobs: float32 (len(tokens) - 1,), nats; the first token has no context and so no probability.
     """
 
     tokens: tuple[int, ...]
@@ -165,18 +176,18 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheQuality(PerLayer, Record):
-    """What one cache does to a model's next-token distributions, over all scored tokens.
+    """How one cache changes a model's next-token distributions, over all scored tokens.
 
     Attributes:
-        cache: for people, such as "k+r q8 + 64 q4".
+        cache: a label, such as "k+r q8 + 64 q4".
         modes, types, ranks, residual_types: of each layer.
-        perplexity: exp of the mean surprise, through cached decoding.
-        kl_mean, kl_p99, kl_max: KL divergence from kv f32, nats: mean, 99 % quantile and largest.
-        same_top: share of tokens after which the likeliest one is the same as with kv f32.
-        bytes_per_token: of the rows that a full window holds, in all layers, a token.
-        cache_bytes: allocated for a window.
-        extra_weights: bytes of weights beyond those of mode kv, such as the matrix that makes V from K.
-        too_imprecise: why loading refuses it unless one insists; "": it does not.
+        perplexity: exp of the mean negative log-probability, decoding through the cache.
+        kl_mean, kl_p99, kl_max: KL divergence from kv f32, nats: mean, 99 % quantile and maximum.
+        same_top: fraction of positions at which the most likely next token is the same as with kv f32.
+        bytes_per_token: bytes of the rows of a full window in all layers, divided by its tokens.
+        cache_bytes: bytes allocated for one window.
+        extra_weights: bytes of weights beyond those of mode kv, such as the matrix that computes V from K.
+        too_imprecise: why loading refuses it without allow_lossy; "": it does not.
     """
 
     cache: str
@@ -196,9 +207,10 @@ class CacheComparison(Record):
     """Caches of one model on one text, decoded token by token.
 
     Attributes:
-        path: the model. tokens: scored. windows: how many; window, prefix, chunk: their tokens, those of them that were
-            prefilled, and those fed at once after that.
-        rows: kv f32, which the others are compared with, then the others as they were given.
+        path: the model. tokens: number of tokens scored.
+        windows: number of windows. window: tokens in each. prefix: tokens of a window that are prefilled, unscored.
+            chunk: tokens per step after the prefix.
+        rows: kv f32, the reference, then the other caches in the order given.
     """
 
     path: str
@@ -210,8 +222,8 @@ class CacheComparison(Record):
     rows: tuple[CacheQuality, ...]
 
     def front(self) -> tuple[CacheQuality, ...]:
-        """The Pareto front, smallest first: no other row has fewer bytes a token and no more divergence. A cache that
-        loading refuses as too imprecise is not on it, and takes nothing from it."""
+        """The Pareto front of bytes_per_token and kl_mean, fewest bytes first. Caches that loading refuses as too
+        imprecise are ignored."""
         found: list[CacheQuality] = []
         for row in sorted(self.rows, key=lambda row: (row.bytes_per_token, row.kl_mean)):
             if not row.too_imprecise and (not found or row.kl_mean < found[-1].kl_mean):
@@ -219,7 +231,8 @@ class CacheComparison(Record):
         return tuple(found)
 
     def table(self) -> str:
-        """A row a cache; a star: on the front; refused: loading it is. KL in nats; W^: bytes of weights beyond kv's."""
+        """A text table, one row per cache. "*": on the Pareto front; "refused": loading refuses it. KL in nats; W^:
+        extra_weights, bytes."""
         head = (
             "cache",
             "perplexity",
@@ -251,7 +264,7 @@ class CacheComparison(Record):
     __str__ = table
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as plain JSON-ready values: what is not finite becomes None."""
+        """The record as plain JSON-ready values; NaN and infinity become None."""
         rows = [
             {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in row.items()}
             for row in super().to_dict()["rows"]

@@ -1,4 +1,4 @@
-"""What models are for besides continuing a text: sound to text, text to text, vectors, forecasts."""
+"""Tasks other than text generation: speech recognition, text-to-text, embeddings, forecasts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Texts = list[str] | list[list[int]]
 
 
 class Tasks:
-    """Methods of slimrt.Model; each is for some kinds of models, and says so of the others."""
+    """Methods of slimrt.Model that run certain kinds of models; for any other kind they raise UnsupportedError."""
 
     _runtime: Runtime
 
@@ -49,56 +49,58 @@ class Tasks:
     def transcribe(
         self, audio: Any, *, sample_rate: int = SAMPLE_RATE, **options: Unpack[TranscribeOptions]
     ) -> tuple[list[Segment], TranscriptionInfo] | list[tuple[list[Segment], TranscriptionInfo]]:
-        """What is said in a sound of any length: segments, and about the whole. For Whisper and Moonshine.
+        """Transcribe audio of any length: (segments, information about the whole). For Whisper and Moonshine.
 
-        Args:
+        Args: (numbers are defaults)
             audio: a file (WAV; with the extra `audio` FLAC, Ogg, MP3, M4A, MP4, MKV, ...), by its path or opened in
-                binary, or an array (n,) or (n, channels), full scale 1; a list of these gives a list of results,
-                decoded together as far as n_seqs allows.
-            sample_rate: of arrays, Hz; files know theirs.
+                binary mode, or an array (n,) or (n, channels) of samples in -1 ... 1; a list of these gives a list of
+                results, decoded together as far as n_seqs allows.
+            sample_rate: of arrays, Hz; files contain theirs.
             language: a code or name, "en" or "English"; None: detected in the first window.
             task: "transcribe", or "translate" to English.
-            timestamps: let the model tell times; without, a segment is a window.
-            word_timestamps: when each word was said, by the attention of the decoder.
-            num_beams: 1: greedy. best_of: texts drawn at temperatures above 0, of which the likeliest is taken. Both
-                take so many of the model's n_seqs. length_penalty: power of the length that a score is divided by.
-                patience: beams end when there are so many times num_beams texts.
-            temperature: or several, tried while a text fails: compression_ratio_threshold 2.4 (more repeats itself),
-                logprob_threshold -1.0 (mean of the tokens', less is unlikely). None: no threshold.
-            no_speech_threshold: 0.6; an unlikely text where silence is likelier than this is none.
-            condition_on_previous_text: show the model what was said in the windows before.
-            initial_prompt: text that stands before the first window: names, spelling. hotwords: the same before every
-                window. prefix: what the text of the first window begins with.
-            max_initial_timestamp: 1.0, seconds into a window by which its first segment begins.
-            suppress_blank: no text begins with a space alone, or with its end. suppress_tokens: ids that never come;
-                None: what the file says, and so does -1 among others.
-            clip_timestamps: hear only these stretches: seconds start, end, start, end ..., the last end may be missing;
-                text such as "0,5" too.
-            vad: how silences are found that are left out; times are those of the sound with them. "none": they stay.
-                "energy": by loudness. "silero": by a network that knows speech from noise (the extra `vad`).
-                skip_silence: the same as "energy". vad_parameters: threshold 0.5 (of silero: a probability),
-                min_speech_duration_ms 0 (what is shorter is none), min_silence_duration_ms 2000 (what is shorter
-                stays), speech_pad_ms 400 (stays on either side).
-            batch_size: decode so many windows of a sound together; needs so many n_seqs, times num_beams. Windows are
-                cut beforehand, where silence was left out or where it is quietest in the last quarter; none is shown
-                the text before it (condition_on_previous_text says nothing), all of them initial_prompt. None: one
-                after the other, each from where the last one ended.
-            max_seconds: a longer sound is refused before it fills the memory; 4 hours.
-            seed: of what is drawn at temperatures above 0; the i-th sound of a list uses seed + i.
-            on_progress: called as f("transcribe", done, total) in hundredths of a second of sound.
-            on_segment: called as f(i, segment) as soon as there is another one of the i-th sound; on_result: as
-                f(i, segments, info) when that is done. An exception from any of these ends the work.
+            timestamps: let the model predict timestamps; without them each window is one segment.
+            word_timestamps: start and end of each word, from the decoder's cross-attention.
+            num_beams: 1: greedy. best_of: samples drawn at temperatures above 0, of which the most likely is taken.
+                Each takes a sequence of the model's n_seqs. length_penalty: a score is divided by the text's length to
+                this power. patience: beam search ends when patience * num_beams texts have ended.
+            temperature: one, or several that are tried in turn while a text fails: compression_ratio_threshold 2.4 (a
+                higher ratio means repetition), logprob_threshold -1.0 (a lower mean log-probability of its tokens
+                means an unlikely text). None: no threshold.
+            no_speech_threshold: 0.6; a window whose text is unlikely and whose probability of no speech is above this
+                is silent.
+            condition_on_previous_text: prompt the model with the text of the windows before.
+            initial_prompt: text in front of the first window, for names and spelling. hotwords: the same for every
+                window. prefix: what the text of the first window starts with.
+            max_initial_timestamp: 1.0: the latest start of the first segment of a window, seconds into the window.
+            suppress_blank: a text must not start with a blank or an end token. suppress_tokens: ids that are never
+                generated; None, or -1 among them: those of the file.
+            clip_timestamps: transcribe only these intervals: seconds start, end, start, end ..., the last end may be
+                missing; or text such as "0,5".
+            vad: voice activity detection: how silence is found, which is then skipped; times remain those of the whole
+                audio. "none": nothing is skipped. "energy": by loudness. "silero": by a network that tells speech from
+                noise (the extra `vad`). skip_silence: the same as "energy". vad_parameters: threshold 0.5 (with silero
+                a probability), min_speech_duration_ms 0 (shorter speech is ignored), min_silence_duration_ms 2000
+                (shorter silence is kept), speech_pad_ms 400 (kept on either side of speech).
+            batch_size: decode this many windows of one audio together; needs n_seqs of batch_size * num_beams. Windows
+                are cut beforehand, at skipped silence or at the quietest point of their last quarter. Each is prompted
+                with initial_prompt, none with the text before it (condition_on_previous_text has no effect). None: one
+                window after another, each starting where the last segment ended.
+            max_seconds: longer audio is refused before it fills the memory; 4 hours.
+            seed: for sampling at temperatures above 0; the i-th audio of a list uses seed + i.
+            on_progress: called as f("transcribe", done, total) in hundredths of a second of audio.
+            on_segment: called as f(i, segment) for each new segment of the i-th audio. on_result: called as
+                f(i, segments, info) when the i-th is done. An exception from any of these ends the work.
 
-        Moonshine transcribes English, tells no times but those of stretches of 30 s, and is greedy or takes num_beams:
-        timestamps, thresholds, condition_on_previous_text and max_initial_timestamp say nothing to it.
+        Moonshine transcribes English, has no timestamps but those of intervals of 30 s, and decodes greedily or with
+        num_beams: timestamps, thresholds, condition_on_previous_text and max_initial_timestamp have no effect.
 
-        A file that is cut off is read to its end, with a UserWarning that info.warnings repeats.
+        A truncated file is read to its end, with a UserWarning that is also in info.warnings.
 
         Raises:
-            AudioError: not a sound, empty, longer than max_seconds, or with NaN in it. FileNotFoundError: no such file.
-            ContextOverflowError: n_ctx is too small for any text, or the cache for num_beams or best_of of them.
-            UnsupportedError: not a model of speech, one that lacks what is asked for, or an extra is missing.
-            ValueError, TypeError: an option out of its range, or of a wrong kind.
+            AudioError: not audio, empty, longer than max_seconds, or with NaN in it. FileNotFoundError: no such file.
+            ContextOverflowError: n_ctx is too small for any text, or the cache for num_beams or best_of texts.
+            UnsupportedError: not a speech model, one that lacks what is requested, or an extra is not installed.
+            ValueError, TypeError: an option out of its range, or of a wrong type.
         """
         from slimrt.speech.transcribe import transcribe
 
@@ -121,15 +123,15 @@ class Tasks:
     def detect_language(
         self, audio: Any, *, sample_rate: int = SAMPLE_RATE, **options: Unpack[DetectOptions]
     ) -> tuple[str, dict[str, float]] | list[tuple[str, dict[str, float]]]:
-        """The language spoken in the first window of a sound, and the probability of each that the model knows, the
-        likeliest first. For Whisper models of several languages.
+        """The language spoken in the first window of audio, and the probability of each language that the model knows,
+        most likely first. For multilingual Whisper models.
 
         Args:
-            audio, sample_rate, vad, vad_parameters, max_seconds: as transcribe's; with a vad the first window is that
-                of what is left.
+            audio, sample_rate, vad, vad_parameters, max_seconds: as for transcribe; with a vad the first window is
+                taken after skipping silence.
 
         Raises:
-            UnsupportedError: not Whisper, a model of English alone, or an extra is missing. Others as transcribe.
+            UnsupportedError: not Whisper, an English-only model, or an extra is not installed. Others as transcribe.
         """
         from slimrt.speech.transcribe import detect_languages
 
@@ -146,22 +148,22 @@ class Tasks:
 
     @named
     def text2text(self, text: Any, **options: Unpack[Text2TextOptions]) -> Generation | list[Generation]:
-        """The text a model of the T5 family makes of another one, such as "summarize: ...".
+        """Transform a text with a model of the T5 family, such as "summarize: ...".
 
-        Args:
-            text: text, or token ids with their end token; a list of either gives a list, decoded together as far as
+        Args: (numbers are defaults)
+            text: text, or token ids including the end token; a list of either gives a list, decoded together as far as
                 n_seqs allows.
-            num_beams: 1. More search for a likelier text, and take so many of the model's n_seqs; they go with
-                temperature 0 only. length_penalty: 1.0, power of the length that a score is divided by.
-                early_stopping: end the search with the first num_beams texts.
+            num_beams: 1; more: beam search, which takes num_beams of the model's n_seqs and needs temperature 0.
+                length_penalty: 1.0, a score is divided by the text's length to this power.
+                early_stopping: end the search as soon as num_beams texts have ended.
             max_tokens: 256. temperature: 0, greedy. Others as Model.generate.
-            on_result: called as f(i, generation) as soon as the i-th text is done, in whatever order they are. An
+            on_result: called as f(i, generation) as soon as the i-th text is done, in the order in which they end. An
                 exception from it ends the work.
 
         Raises:
             UnsupportedError: not a model of the T5 family, or text for one without a tokenizer.
             ContextOverflowError: the text is longer than the encoder takes, or the cache has too few rows for beams.
-            ValueError, TypeError: an option out of its range, or of a wrong kind.
+            ValueError, TypeError: an option out of its range, or of a wrong type.
         """
         settings, called = Text2Text(**options), time.perf_counter()
         several = is_batch(text)
@@ -185,7 +187,8 @@ class Tasks:
         self, text: str | list[str], *, source: str | None = None, target: str | None = None,
         **options: Unpack[Text2TextOptions],
     ) -> Generation | list[Generation]:  # fmt: skip
-        """text2text(), with "translate English to German: " in front where source and target are named so."""
+        """text2text() with a prefix such as "translate English to German: ", if source and target are given (English
+        and German here)."""
         whole = [prefixed(one, source, target) for one in (text if isinstance(text, list) else [text])]
         return self.text2text(whole if isinstance(text, list) else whole[0], **options)
 
@@ -206,19 +209,19 @@ class Tasks:
     def embed(
         self, texts: Text | Texts, *, pooling: Literal["mean", "last"] | None = "mean", normalize: bool = True
     ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        """Texts as vectors: float32 (n, d_model) of a list of n, computed n_seqs at a time; (d_model,) of one.
+        """Embed texts: float32 (n, d_model) for a list of n, computed n_seqs at a time; (d_model,) for one text.
 
-        A token's vector is its state after the last layer and norm; of a model of the T5 family, the encoder's output.
+        A token's vector is its hidden state after the last layer and norm; with a T5 model, the encoder's output.
 
         Args:
             texts: a text, or its token ids; or a list of these.
-            pooling: "mean" of a text's tokens, BOS among them; "last": its last token's; None: each token's, float32
-                (tokens, d_model) of a text.
+            pooling: "mean": over a text's tokens, BOS included; "last": the last token's vector; None: no pooling,
+                float32 (tokens, d_model) for each text.
             normalize: divide each vector by its Euclidean norm.
 
         Raises:
-            ContextOverflowError: a text does not fit. ValueError: one has no tokens.
-            UnsupportedError: another pooling, or a model that reads no texts.
+            ContextOverflowError: a text does not fit. ValueError: a text has no tokens.
+            UnsupportedError: another pooling, or a model that does not read text.
         """
         several = is_batch(texts)
         given: list[Any] = list(texts) if several else [texts]
@@ -236,22 +239,22 @@ class Tasks:
         quantile_levels: Sequence[float] = (0.1, 0.5, 0.9),
         **options: Unpack[PredictOptions],
     ) -> NDArray[np.float32]:
-        """Quantiles of the values that follow series: float32 (batch, prediction_length, q). For Chronos and Bolt.
+        """Quantile forecasts of time series: float32 (batch, prediction_length, q). For Chronos and Chronos-Bolt.
 
         Args:
-            series: numbers (n,), or several: (batch, n), or a list of (n,) of any lengths. NaN is a missing value.
-            prediction_length: steps; None: what the model was trained for. Beyond that it goes on from its own
-                forecast.
-            quantile_levels: from 0 to 1. Chronos-Bolt has nothing outside those it was trained for, mostly 0.1 to 0.9:
-                its lowest and highest stand for what is beyond, with a warning.
-            num_samples, temperature, top_k, top_p: of Chronos' sample paths; None: what the model says. Chronos-Bolt
-                draws none.
-            seed: makes the paths reproducible; series i uses seed + i.
+            series: numbers (n,), or several series: (batch, n), or a list of (n,) of any lengths. NaN: missing value.
+            prediction_length: steps to forecast; None: what the model was trained for. Beyond that the forecast is
+                continued from its own values.
+            quantile_levels: from 0 to 1. Chronos-Bolt has only the levels that it was trained for, mostly 0.1 to 0.9:
+                levels outside get its lowest or highest, with a warning.
+            num_samples, temperature, top_k, top_p: for Chronos' sample paths; None: the model's own. Not used by
+                Chronos-Bolt, which does not sample.
+            seed: makes the sample paths reproducible; series i uses seed + i.
 
         Raises:
             UnsupportedError: not a Chronos model.
-            ValueError, TypeError: no numbers, infinite ones or beyond 1e17, none that the model reads, or an option out
-                of its range.
+            ValueError, TypeError: values that are not numbers, infinite, or beyond 1e17, a series in which the model
+                has nothing to read, or an option out of its range.
         """
         from slimrt.forecast.predict import predict, warn_beyond
 
@@ -272,24 +275,26 @@ class Tasks:
         freq: str | pd.DateOffset | None = None,
         **options: Unpack[PredictOptions],
     ) -> pd.DataFrame:
-        """The same of a pandas DataFrame with a row a step, as chronos-forecasting's predict_df (the extra `forecast`).
+        """predict_quantiles() for a pandas DataFrame with one row per series and time step, like chronos-forecasting's
+        predict_df (the extra `forecast`).
 
         Args:
-            df: rows in any order. Columns but the three named are not read.
-            id_column: which series a row is of. timestamp_column: when it is; every series has the same regular steps.
-            target: the values; NaN is a missing one.
+            df: rows in any order. Only the three named columns are read.
+            id_column: identifies the series of a row. timestamp_column: its time; all series have the same regular
+                steps.
+            target: the values; NaN: missing value.
             prediction_length, quantile_levels and the other options: as predict_quantiles.
-            freq: steps, as pandas names them ("D", "ME"); None: what the timestamps of series of 3 rows or more tell.
-                It is used as it is, for series that are not regular too.
+            freq: the step as a pandas frequency ("D", "ME"); None: inferred from the series with at least 3 rows. If
+                given it is not checked, and series may be irregular.
 
         Returns:
-            A row for each series, in the order of their first rows, and step: id_column, timestamp_column,
-            "target_name", "predictions" (of Chronos the mean of its paths, of Chronos-Bolt the median), and a column
-            for each quantile level, called str(level).
+            One row per series, in the order of their first rows, and step: id_column, timestamp_column,
+            "target_name", "predictions" (Chronos: the mean of the sample paths; Chronos-Bolt: the median), and a column
+            for each quantile level, named str(level).
 
         Raises:
-            UnsupportedError: not a Chronos model, or pandas is missing.
-            ValueError: no such column, dates that are ambiguous, given twice or not regular, without `freq`.
+            UnsupportedError: not a Chronos model, or pandas is not installed.
+            ValueError: no such column, ambiguous dates, or, without `freq`, duplicate or irregular timestamps.
             Others as predict_quantiles.
         """
         from slimrt.forecast.frame import Columns, predict_frame

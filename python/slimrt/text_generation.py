@@ -1,4 +1,4 @@
-"""How a model continues texts: whole, piece by piece, several at once, or as a conversation."""
+"""Generating text: whole, streamed, in batches, or as a conversation."""
 
 from __future__ import annotations
 
@@ -56,71 +56,76 @@ class TextGeneration(Tasks):
     ) -> Any:  # what the overloads say
         """Continue a prompt.
 
-        Args:
+        Args: (numbers are defaults)
             prompt: text, or token ids; a list of either gives a list of results. The texts of a list are decoded
                 together, n_seqs at a time; the i-th uses seed + i.
-            n: so many answers to the prompt, as a list (of a list of prompts a list for each): it is computed once and
-                forked, and the answers are decoded together, n_seqs at a time. The i-th is what seed + i gives alone.
-            session: a session of this model whose tokens the prompt repeats: what they have in common is not
-                computed again, the rest of the session is dropped. It ends up with prompt and text, except for the
-                last token, which is not computed yet.
+            n: number of answers to the prompt, returned as a list (for a list of prompts, a list of lists). The prompt
+                is computed once and forked; answers are decoded together, n_seqs at a time. Answer i is the text that
+                seed + i gives.
+            session: a session of this model. The longest common prefix of its tokens and the prompt is not computed
+                again; the rest of the session is dropped. Afterwards it holds prompt and text except for the last
+                token, which has not been computed yet.
             max_tokens: 128; -1: until the model ends the text or the context is full.
-            temperature: 0.8; 0: always the likeliest token.
-            top_k: 40; 0: all. top_p: 0.95. min_p: 0.05, relative to the likeliest token.
-            typical_p: 1.0: all; the tokens nearest to the entropy in -log p that have this probability together.
-            repeat_penalty: 1.0 (none): logits of tokens that are there are divided by it, or multiplied if negative.
-            frequency_penalty, presence_penalty: 0.0 (none): subtracted from them, times their number and once.
-            repeat_last_n: 64: the tokens, prompt included, that penalties look at; -1: all.
-            logit_bias: token ids to what is added to their logits; -inf: never chosen.
-            dry_multiplier: 0.0 (none): DRY, subtracted from tokens that would go on with a repetition of
-                dry_allowed_length (2) tokens, times dry_base (1.75) for each token that it is longer. It looks at the
-                last dry_penalty_last_n (-1: all); none goes across the texts dry_sequence_breakers (\\n : " *).
-            top_n_sigma: 0.0: all; so many standard deviations of the logits below the largest are left.
-            xtc_probability: 0.0: never; how often all tokens of at least xtc_threshold (0.1) but the least likely of
-                them are left out.
-            mirostat: 0; 2: in place of the filters a bound that follows the choices, so that they surprise by
-                mirostat_tau (5.0) bits; mirostat_eta: 0.1, how fast it follows.
-            stop: text, or several: generation ends before the first of them, and no part of it is shown.
+            temperature: 0.8; 0: greedy.
+            top_k: 40; 0: all tokens. top_p: 0.95. min_p: 0.05, relative to the most likely token.
+            typical_p: 1.0 (off): locally typical sampling: the tokens whose -log p is nearest to the entropy, until
+                their probabilities sum to this.
+            repeat_penalty: 1.0 (off): positive logits of tokens that have occurred are divided by it, negative ones
+                multiplied.
+            frequency_penalty, presence_penalty: 0.0 (off): subtracted from the logits of tokens that have occurred, per
+                occurrence and once in all.
+            repeat_last_n: 64: the window of tokens, prompt included, that these penalties look at; -1: all.
+            logit_bias: maps token ids to what is added to their logits; -inf: never chosen.
+            dry_multiplier: 0.0 (off): DRY: a token that would extend a repeated sequence of at least dry_allowed_length
+                (2) tokens has its logit reduced by this, times dry_base (1.75) for each further repeated token. It
+                looks at the last dry_penalty_last_n (-1: all) tokens; no repetition extends across the texts in
+                dry_sequence_breakers (\\n : " *).
+            top_n_sigma: 0.0 (off): keep tokens whose logits are within this many standard deviations of the largest.
+            xtc_probability: 0.0 (off): how often XTC drops all tokens with at least probability xtc_threshold (0.1)
+                except the least likely of them.
+            mirostat: 0 (off); 2: Mirostat 2.0 in place of the filters: keeps the surprise of tokens near mirostat_tau
+                (5.0) bits with learning rate mirostat_eta (0.1).
+            stop: text, or several: generation ends before the first of them; no part of it is returned.
             ignore_eos: never choose an end token.
             seed: None: a new one, reported in the result.
-            logprobs: how many of the likeliest tokens to report for each position; 0: no report.
-            num_beams: 1. More search for a likelier text and draw none: they take so many of the model's n_seqs, and n
-                gives the n likeliest. length_penalty: 1.0, power of the length that a score is divided by.
-                early_stopping: end the search with the first num_beams texts.
-            on_overflow: "error": a context that fills up ends the text, with finish_reason "context". "shift": the
-                older half of it is dropped but for the first n_keep tokens (0; -1: the prompt; a BOS always stays),
-                what stays is computed again, as a prompt is, in any cache mode, and the text goes on; `shifted` in the
-                result counts what was dropped. A session then holds what stayed.
-            cache_prompt: take the rows that earlier texts with this option have left for a prompt that begins as they
-                do, in any cache mode, and leave those of this one, for as long as nobody needs the room; usage counts
-                cached_tokens. Rows are read as they are stored then, so that the last digits of logits differ.
-            lookup: guess what comes by what followed the last tokens where they stood before, and check several guesses
-                in a step, where that pays: of text that repeats its prompt two tokens and more at once. The tokens are
-                those that come without, but that those of a step see each other's rows as they are before these are
-                stored: in f16 the last digits of logits differ by that, in q8 and q4 more, and since what pays is
-                measured, a text in few bits may be another from call to call, whatever its seed. Not with num_beams;
-                usage counts drafted_tokens and accepted_tokens.
-            json_schema: hold the text to JSON of this schema: a mapping, or JSON; {"type": "object"}: any object.
-                regex: to a regular expression, the whole text (Rust's syntax). choice: to one of these texts.
-                grammar: to one in Lark's form, or in llama.cpp's (GBNF). One at a time; with the extra `grammar`. Where
-                it is complete the text ends, with finish_reason "stop"; what only one token can continue is continued
-                without the model, unless logprobs are wanted. See docs/structured-output.md.
-            show_tokens: ids of control tokens that are shown in the text; others are left out of it.
+            logprobs: how many of the most likely tokens to report at each position; 0: no logprobs.
+            num_beams: 1; more: beam search, deterministic, which takes num_beams of the model's n_seqs; n gives the n
+                best texts. length_penalty: 1.0, a score is divided by the text's length to this power.
+                early_stopping: end the search as soon as num_beams texts have ended.
+            on_overflow: "error": a full context ends the text, with finish_reason "context". "shift": the older half of
+                the context is dropped, except for its first n_keep tokens (0; -1: the prompt; a BOS is always kept),
+                the rest is prefilled again, in any cache mode, and the text goes on; `shifted` in the result counts
+                the dropped tokens. A session then holds the rest.
+            cache_prompt: reuse the rows of earlier texts with this option as far as this prompt has a prefix in common
+                with one, in any cache mode, and keep those of this text until their memory is needed; usage counts
+                cached_tokens. Reused rows are read as stored, so the last digits of logits differ.
+            lookup: prompt-lookup decoding: propose what followed an earlier occurrence of the last tokens, and verify
+                several tokens in a step, if measured times show a gain: for text that repeats its prompt, two and more
+                tokens a step. The output is that without lookup up to rounding: the tokens of a step attend to each
+                other's rows before these are rounded for storage, so logits differ in the last digits with f16, more
+                with q8 and q4. As the gain is measured, a text over a cache of few bits may differ from call to call
+                with the same seed. Not with num_beams; usage counts drafted_tokens and accepted_tokens.
+            json_schema: constrain the text to JSON of this schema: a mapping, or JSON text; {"type": "object"}: any
+                object. regex: to a regular expression that matches the whole text (Rust's syntax). choice: to one of
+                these texts. grammar: to a grammar in Lark's or llama.cpp's (GBNF) syntax. Only one of these; they need
+                the extra `grammar`. A complete text ends with finish_reason "stop". Where only one token is possible
+                it is taken without running the model, unless logprobs are requested. See docs/structured-output.md.
+            show_tokens: ids of control tokens to include in the text; others are left out.
             logits_processor: called as f(ids so far, logits float32 (vocab,)); returns the logits to sample from.
                 Then come logit_bias, the penalties, DRY, top_n_sigma, top_k, typical_p, top_p, min_p, XTC, temperature,
                 as in llama.cpp.
-            on_progress: called as f("prefill" or "decode", done, total) between steps; an exception from it stops
-                the work and goes on to the caller.
+            on_progress: called as f("prefill" or "decode", done, total) between steps; an exception that it raises
+                stops the work and is passed on to the caller.
 
         Raises:
-            ContextOverflowError: a prompt, or what beams may come to, does not fit; nothing was computed.
-            GrammarError: a grammar or schema that is wrong, or has what cannot be enforced: it is named, and nothing
-                was computed. A ValueError.
+            ContextOverflowError: a prompt, or with beams the longest texts, would not fit; nothing was computed.
+            GrammarError (a ValueError): a grammar or schema is invalid or has parts that cannot be enforced; the
+                message names them; nothing was computed.
             UnsupportedError: text, stop strings, a grammar or DRY's breakers for a model without a tokenizer; a grammar
                 without llguidance.
-            ValueError: an option or a token id out of its range, options that do not go together, or an empty prompt
-                where the model has no BOS.
-            TypeError: an option of a wrong kind, or one that there is not.
+            ValueError: an option or a token id out of its range, options that exclude each other, or an empty prompt
+                for a model without BOS.
+            TypeError: an option of a wrong type, or an unknown one.
         """
         return self._generate(prompt, n, session, options)
 
@@ -129,7 +134,7 @@ class TextGeneration(Tasks):
         """Continue a prompt piece by piece: an iterator of str, whose `result` is the Generation so far.
 
         Pieces are whole UTF-8 characters and never part of a stop string. Arguments and errors as generate;
-        UnsupportedError: num_beams, which know no text before the end.
+        UnsupportedError: num_beams, since beam search has no text before its end.
         """
         settings, called = self._options(options), time.perf_counter()
         if settings.num_beams > 1:
@@ -160,7 +165,7 @@ class TextGeneration(Tasks):
     async def agenerate(
         self, prompt: Any, *, n: int | None = None, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> Any:
-        """generate() in a thread; cancelling it stops the work at the next step."""
+        """generate() in a thread; cancelling the task stops the work at the next step."""
         return await run_in_thread(lambda given: self._generate(prompt, n, session, given), options)
 
     @named
@@ -180,20 +185,21 @@ class TextGeneration(Tasks):
         session: Session | None = None,
         **options: Unpack[GenerateOptions],
     ) -> Generation:
-        """The assistant's next message, in the model's own chat format. Its text has the thoughts, too, as the model
-        writes them, and gpt-oss' channels with their control tokens: create_chat_completion tells them apart.
+        """Generate the assistant's next message, in the model's own chat format. The text includes reasoning
+        ("thinking") as the model writes it, and gpt-oss' channels with their control tokens; create_chat_completion
+        separates them.
 
         Args:
-            messages: {"role": "user", "content": "..."}, in order; a content is text, or a list of OpenAI's parts
-                {"type": "text", "text": "..."}. The text of a control token in them stays text.
-            chat_template: another than the file's own: the name of one of several that it has or of a built-in one
+            messages: {"role": "user", "content": "..."}, in order; content is text, or a list of OpenAI's parts
+                {"type": "text", "text": "..."}. Text that looks like a control token is encoded as plain text.
+            chat_template: used in place of the file's own: the name of one of several in the file or of a built-in one
                 (chatml, gemma, llama2, llama3, mistral, phi3, vicuna, zephyr), a file, or jinja2 text.
-            chat_template_kwargs: more variables for it, such as enable_thinking, documents or tools.
+            chat_template_kwargs: further variables of the template, such as enable_thinking, documents or tools.
             session, options: as generate.
 
         Raises:
             UnsupportedError: the model has no chat template and none was given, or there is none of that name.
-            ChatError: messages that make no conversation, or that the template refuses; it says which.
+            ChatError: messages that are not a valid conversation, or that the template refuses; it says which.
             OSError: the template's file cannot be read.
             Others as generate.
         """
@@ -215,7 +221,8 @@ class TextGeneration(Tasks):
         chat_template: str | os.PathLike[str] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The ids of a conversation, up to where the assistant's next message begins. Arguments and errors as chat."""
+        """The token ids of a conversation, up to where the assistant's next message begins. Arguments and errors as
+        chat."""
         continues_texts(self._runtime.source)
         from slimrt.tokenizer.chat import render_chat  # jinja2 takes as long to import as a small model to load
 
