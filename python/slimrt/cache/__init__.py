@@ -1,1 +1,1 @@
-"""What a token leaves behind: the user's choice, checked, and the memory that it takes."""
+"""The choice of cache, its validation, and the memory it takes."""

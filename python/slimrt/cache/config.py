@@ -1,4 +1,4 @@
-"""What a token leaves behind in each layer: the user's choice, checked, and in the form the core takes."""
+"""The cache of each layer: the user's arguments, checked and converted to the arguments of the core."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ class CacheConfig:
     Attributes:
         mode: "kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", "latent", or "auto" (what the file says, else
             what the core chooses).
-        type: element type of the rows; "auto": what the file says, else f16. Of modes whose rows age, what they become
-            (csrc/cache/levels.h), such as "q2@0.5+q4*0.1+sinks=4".
-        rank: width of the residual of mode k+r, 0 for none; None: what the file says, else default_residual().
+        type: element type of the rows; "auto": what the file says, else f16. In modes whose rows age also the levels
+            that they are requantised to (docs/glossary.md), such as "q2@0.5+q4*0.1+sinks=4".
+        rank: width of the residual of mode k+r, 0 for none; None: what the file says, else
+            slimrt.modes.default_residual().
         residual_type: its element type; None: as rank.
 
     Raises:
         UnsupportedError: an unknown type. ValueError, TypeError: a rank below 0 or for a mode without a residual, or
-            an argument of a wrong kind.
+            an argument of a wrong type.
     """
 
     mode: str
@@ -62,7 +63,7 @@ class CacheConfig:
 
     @classmethod
     def parse(cls, text: str) -> CacheConfig:
-        """From "mode", "mode:type", "k+r:type:rank" or "k+r:type:rank:residual type"; a part left empty: its default.
+        """Parse "mode", "mode:type", "k+r:type:rank" or "k+r:type:rank:residual type"; an empty part has its default.
 
         Raises:
             ValueError, UnsupportedError: as the class; or more than four parts, or a rank that is not a number.
@@ -76,7 +77,7 @@ class CacheConfig:
 
     @classmethod
     def of(cls, cache: str | CacheConfig) -> CacheConfig:
-        """The argument if it is one already, else what the text says. Errors as parse; TypeError: neither."""
+        """The argument itself if it is a CacheConfig, else parse(cache). Errors as parse; TypeError: neither."""
         if isinstance(cache, CacheConfig):
             return cache
         if not isinstance(cache, str):
@@ -93,8 +94,8 @@ Cache = str | CacheConfig | Sequence[str | CacheConfig]
 
 
 class CacheOptions(TypedDict, total=False):
-    """The keywords about caches of slimrt.Model and slimrt.plan, as Model explains them; CacheChoice.of knows their
-    defaults."""
+    """The keyword arguments about caches of slimrt.Model and slimrt.plan. Model documents them, CacheChoice.of has
+    their defaults."""
 
     cache: Cache
     cache_type: str
@@ -110,13 +111,13 @@ class CacheOptions(TypedDict, total=False):
     allow_lossy: bool
 
 
-AS_STORED = -1.0  # a sparse_delta that the file says
+AS_STORED = -1.0  # a sparse_delta to be taken from the file
 
 
 @dataclass(frozen=True)
 class LayerCache:
-    """One layer's cache with nothing left open. rank 0 and residual_type "": no residual. v_heads: KV heads that keep V
-    beside K, which the file says."""
+    """One layer's resolved cache. rank 0 and residual_type "": no residual. v_heads: number of KV heads that store V
+    beside K, from the file."""
 
     mode: str
     type_k: str
@@ -127,7 +128,7 @@ class LayerCache:
 
     @property
     def type(self) -> str:
-        """Of the row that is kept whole, or of k."""
+        """Element type of the row: of V in mode v, else of K (or x)."""
         return self.type_v if INVERTED.get(self.mode) == "W_V" else self.type_k
 
 
@@ -136,11 +137,11 @@ class CacheChoice:
     """The checked cache arguments of a model.
 
     Attributes:
-        configs: one for all layers, or one a layer.
-        type_k, type_v: where a config leaves its type open.
-        sparse_threshold, sparse_delta: what decoding may leave unread; AS_STORED: the delta that the file says.
-        cross: of the rows that an encoder leaves behind.
-        allow_lossy: insist on modes whose error of V is over 5 % in a layer.
+        configs: one for all layers, or one per layer.
+        type_k, type_v: types where a config has type "auto".
+        sparse_threshold, sparse_delta: as slimrt.Model; AS_STORED: the delta in the file.
+        cross: the cache of cross-attention.
+        allow_lossy: load modes although their error of V is over 5 % in a layer.
     """
 
     configs: tuple[CacheConfig, ...]
@@ -153,11 +154,11 @@ class CacheChoice:
 
     @classmethod
     def of(cls, cache: Cache = AUTO, cache_type: str = AUTO, /, **options: Unpack[CacheOptions]) -> CacheChoice:
-        """From the arguments of slimrt.Model; what an entry of `cache` says itself goes before the others.
+        """From the arguments of slimrt.Model; what an entry of `cache` specifies takes precedence over the others.
 
         Raises:
-            UnsupportedError: an unknown type. ValueError, TypeError: as CacheConfig; a threshold that is no share; a
-                rank or residual type, and no layer has a residual; an unknown argument.
+            UnsupportedError: an unknown type. ValueError, TypeError: as CacheConfig; a sparse_threshold or sparse_delta
+                outside [0, 1); a rank or residual type although no layer has a residual; an unknown argument.
         """
         if unexpected := options.keys() - CacheOptions.__optional_keys__:
             raise TypeError(f"unexpected arguments: {', '.join(sorted(unexpected))}")
@@ -186,12 +187,12 @@ class CacheChoice:
 
     @property
     def uniform(self) -> CacheConfig | None:
-        """The config of all layers, where there is one."""
+        """The config of all layers; None if they differ."""
         return self.configs[0] if len(set(self.configs)) == 1 else None
 
     def with_mode(self, mode: str) -> CacheChoice:
-        """The same types in another mode, or its usual levels, with its default residual, and sparsity only where V is
-        kept."""
+        """The same choice in another mode, the same in all layers: with its default residual; in modes that age, with
+        their default levels unless levels were given for this mode; and with only the sparsity options that apply."""
         asked = self.uniform
         if asked and asked.mode == mode and mode in AGING:
             return replace(self, sparse_threshold=0.0, sparse_delta=0.0)
@@ -208,19 +209,20 @@ class CacheChoice:
         )
 
     def with_cross(self, cross: CrossConfig) -> CacheChoice:
-        """The same with another cache of an encoder's output."""
+        """The same choice with another cache of cross-attention."""
         return replace(self, cross=cross)
 
     def layers(self, source: ModelSource) -> tuple[LayerCache, ...]:
-        """What each layer gets: as the core resolves it, with the default residual where nothing says one.
+        """Each layer's cache as the core resolves it, with the default residual where none is specified.
 
         Raises:
-            ValueError: not one config a layer; a rank that a folded file does not have, or that no layer can.
+            ValueError: the number of configs is not that of layers; a rank that differs from the file's folded weights,
+                or is impossible.
         """
         return tuple(_settled(found, source.kv_width) for found in core.resolve_layers(source.file, **self._asked()))
 
     def _asked(self) -> dict[str, Any]:
-        """What was asked for, as the core takes it."""
+        """The user's choice, unresolved, as arguments of core.resolve_layers."""
         given: dict[str, list[Any]] = {
             "cache": [config.mode for config in self.configs],
             "cache_type_k": [self.type_k if config.type == AUTO else config.type for config in self.configs],
@@ -235,7 +237,7 @@ class CacheChoice:
         }
 
     def arguments(self, source: ModelSource) -> dict[str, Any]:
-        """What core.plan and core.Engine take: one value where all layers agree, else one a layer."""
+        """Arguments of core.plan and core.Engine: one value if all layers agree, else one per layer."""
         layers = self.layers(source)
         given: dict[str, Any] = {
             "cache": _one_or_all([layer.mode for layer in layers]),
@@ -252,7 +254,7 @@ class CacheChoice:
 
 
 def _configs(cache: Cache) -> list[CacheConfig]:
-    """One for all layers, or one a layer. Errors as CacheConfig.of."""
+    """One config for all layers, or one per layer. Errors as CacheConfig.of."""
     if isinstance(cache, (str, CacheConfig)):
         return [CacheConfig.of(cache)]
     if not isinstance(cache, Sequence) or not cache:
@@ -261,7 +263,7 @@ def _configs(cache: Cache) -> list[CacheConfig]:
 
 
 def _settled(found: core.LayerOptions, e_v: int) -> LayerCache:
-    """A layer with the default residual where its mode has one and nothing says it. e_v: columns of V."""
+    """A resolved layer, with the default residual if its mode has one and none is specified. e_v: columns of V."""
     mode, type_k, type_v = found["mode"], found["type_k"], found["type_v"]
     if mode != RESIDUAL_MODE:
         return LayerCache(mode, type_k, type_v, v_heads=found["v_heads"])
@@ -271,7 +273,8 @@ def _settled(found: core.LayerOptions, e_v: int) -> LayerCache:
 
 
 def _with_residual(configs: list[CacheConfig], rank: int | None, residual_type: str | None) -> list[CacheConfig]:
-    """The configs with this residual where they may have one and leave it open. ValueError: none may."""
+    """The configs with this rank and residual type where they can have a residual and do not specify it. ValueError:
+    none can have one."""
     if not any(config.mode in (RESIDUAL_MODE, AUTO) for config in configs):
         have = ", ".join(dict.fromkeys(map(str, configs)))
         raise ValueError(f"rank and residual type belong to cache mode '{RESIDUAL_MODE}', and no layer has it: {have}")
@@ -292,11 +295,11 @@ def _one_or_all(values: list[Any]) -> Any:
 
 
 def check_cache(source: ModelSource, choice: CacheChoice) -> None:
-    """Refuses a cache that is unknown, or illegal for the model, before anything slow begins.
+    """Refuse an unknown cache mode, or one that is illegal for the model, before anything slow begins.
 
     Raises:
         UnsupportedError: an unknown mode (the message suggests the nearest).
-        CacheUnsupportedError: an illegal one; the message names the layer, the reason and the legal modes.
+        CacheUnsupportedError: an illegal mode; the message names the layer, the reason and the legal modes.
         ValueError: as CacheChoice.layers and CrossConfig.arguments.
     """
     modes = source.modes()
@@ -315,8 +318,8 @@ def check_cache(source: ModelSource, choice: CacheChoice) -> None:
 
 
 def row_type(layer: Mapping[str, Any]) -> str:
-    """The types of a layer's rows, for people: "q8", "q8 + 64 q4" with a residual, "q8 + V of 2 heads" where these keep
-    it. layer: of Engine.info()."""
+    """A label of a layer's row types: "q8", "q8 + 64 q4" with a residual, "q8 + V of 2 heads" if these store V. layer:
+    from Engine.info()."""
     parts = [str(layer["type"])]
     parts += [f"V of {layer['v_heads']} heads"] if layer.get("v_heads") else []
     parts += [f"{layer['rank']} {layer['residual_type']}"] if layer.get("rank") else []
@@ -324,5 +327,5 @@ def row_type(layer: Mapping[str, Any]) -> str:
 
 
 def kinds(layers: Sequence[Mapping[str, Any]]) -> str:
-    """The caches of all layers, for people: "kv f16", or several with commas between. layers: of Engine.info()."""
+    """A label of the caches of all layers: "kv f16", or several, separated by commas. layers: from Engine.info()."""
     return ", ".join(sorted({f"{layer['mode']} {row_type(layer)}" for layer in layers}))

@@ -1,4 +1,4 @@
-"""How an encoder's output is kept for a decoder's cross-attention: the user's choice, checked and explained."""
+"""The cache of cross-attention: the user's choice, checked and explained."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from slimrt.plumbing.arguments import unknown, whole
 
 @dataclass(frozen=True)
 class CrossConfig:
-    """The cross-attention's cache, for all layers.
+    """The cache of cross-attention, the same for all layers.
 
     Attributes:
-        mode: "kv" (K and V of each layer), "k" (K of each layer, V from it), "e" (the encoder's output, once), "e1"
-            (the first layer's K, once), or "auto": what the file was converted for, else what moves the fewest bytes.
-        type: element type of its rows; "auto": what the file says of its mode, else f16.
+        mode: "kv" (K and V of each layer), "k" (K of each layer, from which V is computed), "e" (the encoder's output,
+            once), "e1" (the first layer's K, once), or "auto": what the file was converted for, else the one that reads
+            the fewest bytes.
+        type: element type of its rows; "auto": what the file says for its mode, else f16.
         n_source: most rows of one encoder output; 0: the model's own.
 
     Raises:
-        UnsupportedError: an unknown mode or type. ValueError, TypeError: n_source is no number of rows.
+        UnsupportedError: an unknown mode or type. ValueError, TypeError: n_source is negative or not an integer.
     """
 
     mode: str = AUTO
@@ -39,14 +40,14 @@ class CrossConfig:
 
     @property
     def given(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether any value differs from its default."""
         return self != CrossConfig()
 
     def arguments(self, source: ModelSource) -> dict[str, Any]:
-        """What core.plan and core.Engine take.
+        """Arguments of core.plan and core.Engine.
 
         Raises:
-            ValueError: something is asked for and the model has no encoder.
+            ValueError: a value was given and the model has no encoder.
         """
         if source.has_encoder:
             return {"cross": self.mode, "cross_type": self.type, "n_source": self.n_source}
@@ -58,16 +59,17 @@ class CrossConfig:
         return {}
 
     def resolved(self, source: ModelSource) -> CrossConfig:
-        """As a model with an encoder will have it: what is left open is the core's choice. Errors as arguments()."""
+        """The config with mode and type as the core resolves them for a model that has an encoder. Errors as
+        arguments()."""
         found = core.cross_of(core.plan(source.file, **self.arguments(source)))
         return CrossConfig(found["mode"], found["type"], self.n_source)
 
     def mode_for(self, source: ModelSource) -> str:
-        """The mode that a model will have; "" without an encoder. Errors as arguments()."""
+        """The resolved mode; "" for a model without an encoder. Errors as arguments()."""
         return self.resolved(source).mode if self.arguments(source) else ""
 
     def reason(self, source: ModelSource, mode: str) -> str:
-        """Why a model has this mode, for people."""
+        """A phrase on why the model has this mode."""
         if self.mode != AUTO:
             return "as asked"
         if source.says_cross:
@@ -80,10 +82,10 @@ class CrossConfig:
 
 
 def check_cross(source: ModelSource, config: CrossConfig) -> None:
-    """Refuses a mode that is not exact for the model, with the core's reason: CacheUnsupportedError, ValueError."""
+    """Refuse a mode that is not exact for the model, with the core's reason: CacheUnsupportedError, ValueError."""
     config.mode_for(source)
 
 
 def describe_cross(cross: core.CrossInfo) -> str:
-    """The cross-attention's cache, for people. cross: of Model.info()."""
+    """A label of the cross-attention cache. cross: from Model.info()."""
     return f"cross {cross['mode']} {cross['type']} ({cross['bytes_per_row']} bytes a row: {cross['reason']})"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cache "fastest": of kv and what the file was converted for, the cache that decodes fastest here and fits.
+"""Cache "fastest": of kv and what the file was converted for, the cache that fits and is predicted to decode fastest.
 
-Bytes alone do not tell: absorbed modes read half as many and multiply each of them for all heads, so it depends on the
-machine, the shape of a head and the threads which is faster. A token's time is predicted as that of its rows, measured
-on this machine (slimrt.machine), and of the weights that one cache has read and another has not, at the rate of memory.
+The number of bytes does not decide: absorbed modes read half as many, but multiply each row for all heads, so which is
+faster depends on the machine, the shape of heads and the number of threads. The predicted time of a token is that of
+its attention, by times per row measured on this machine (slimrt.machine), and that of reading the weights that one
+cache needs and another does not, at memory bandwidth.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AUTO, DEFAULT_TYPE, FASTEST, FOLD_SUFFIXES, RESIDUAL_MODE
 
 _TIMED = ("kv", "k", RESIDUAL_MODE)  # modes whose attention can be measured without a model
-_TYPES = (DEFAULT_TYPE, "q8")  # of kv, where none is asked for
+_TYPES = (DEFAULT_TYPE, "q8")  # of kv, unless a type is given
 
 
 @dataclass(frozen=True)
 class Fastest:
-    """What was chosen, and why.
+    """The chosen cache, and why.
 
     Attributes:
-        choice: with nothing of FASTEST left in it.
-        times: milliseconds that a token's attention is predicted to take half-way through the context, by the caches'
-            names, those that do not fit too, the fastest first.
-        left_out: caches that were not compared, with the reason.
+        choice: the choice with FASTEST replaced.
+        times: cache name -> predicted milliseconds of a token half-way through the context (attention, and weights
+            beyond those of kv), fastest first; includes caches that do not fit.
+        left_out: name -> reason, of caches that were not compared or do not fit.
     """
 
     choice: CacheChoice
@@ -48,16 +49,16 @@ def asks_for_fastest(choice: CacheChoice) -> bool:
 
 
 def fastest(planner: Planner, choice: CacheChoice, n_ctx: int, refusal: Callable[[CacheChoice], str | None]) -> Fastest:
-    """The fastest cache that fits, with the types that were asked for, else f16, q8 and what the file says.
+    """The fastest cache that fits, in the requested types, by default f16, q8 and what the file says.
 
     Args:
-        refusal: why a cache would be refused as too imprecise, or "".
+        refusal: returns why a cache would be refused as too imprecise; "": it would not; None: not known.
 
-    Where none fits, the smallest is returned, and loading it says what would.
+    If none fits, the smallest is returned; loading it raises WontFitError with options.
 
     Raises:
-        CacheUnsupportedError: beside an encoder, for another device than the CPU, for some layers only, or with rows
-            left unread, which is not what was timed.
+        CacheUnsupportedError: the model has an encoder, the device is not the CPU, "fastest" is for some layers only,
+            or sparsity is requested, whose time is not measured.
     """
     source = planner.source
     if len(choice.configs) > 1 or source.has_encoder or planner.device != "cpu":
@@ -94,7 +95,7 @@ def fastest(planner: Planner, choice: CacheChoice, n_ctx: int, refusal: Callable
 
 @dataclass(frozen=True)
 class Part:
-    """Attention of some heads of a layer: a share of what `kind` takes for each of so many rows."""
+    """Attention of some heads of a layer: the fraction `share` of the time of `kind` per row, times `rows`."""
 
     kind: machine.Decoding
     rows: float
@@ -102,7 +103,7 @@ class Part:
 
 
 def _candidates(source: ModelSource, choice: CacheChoice) -> list[CacheChoice]:
-    """kv in the types that were asked for, or usual, and what the file says, each once."""
+    """kv in the requested or default types, and the file's own cache, without duplicates."""
     asked = choice.configs[0]
     types = [asked.type] if asked.type != AUTO else [AUTO] if choice.type_k != AUTO else list(_TYPES)
     found = [replace(choice, configs=(CacheConfig("kv", type),)) for type in types]
@@ -112,7 +113,7 @@ def _candidates(source: ModelSource, choice: CacheChoice) -> list[CacheChoice]:
 
 
 def _name(layers: tuple[LayerCache, ...]) -> str:
-    """As one writes it for all layers, "k+r:q8"; several with commas between."""
+    """The cache in the syntax of CacheConfig.parse, "k+r:q8"; if layers differ several, separated by commas."""
     return ", ".join(dict.fromkeys(f"{layer.mode}:{layer.type}" for layer in layers))
 
 
@@ -126,7 +127,7 @@ def _parts(planner: Planner, choice: CacheChoice, n_ctx: int) -> list[Part]:
         if layer.mode == "kv":
             parts.append(Part(machine.Decoding(heads, of_kv, dim, False, layer.type_k, layer.type_v), rows))
             continue
-        slim = 1 - layer.v_heads / of_kv  # of the heads: the others read V as kv does
+        slim = 1 - layer.v_heads / of_kv  # fraction of heads without stored V; the others read V as in mode kv
         rest = layer.residual_type or layer.type_k
         parts.append(Part(machine.Decoding(heads, of_kv, dim, True, layer.type_k, rest, layer.rank), rows, slim))
         if layer.v_heads:
@@ -136,7 +137,7 @@ def _parts(planner: Planner, choice: CacheChoice, n_ctx: int) -> list[Part]:
 
 
 def _weights_ms(planner: Planner, choice: CacheChoice, n_ctx: int) -> float:
-    """Milliseconds to read what a token needs of weights beyond those of kv; below 0 where it is less."""
+    """Milliseconds to read the weights that a token needs beyond those of mode kv; negative if it needs fewer."""
     source = planner.source
     folded = {layer for layer, cache in enumerate(choice.layers(source)) if cache.mode != "kv"}
     if not folded:

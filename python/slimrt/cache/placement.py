@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device "auto": a GPU where a model fits it, else the CPU, which is said."""
+"""Device "auto": a GPU if the model fits it, else the CPU with a note."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from slimrt.plumbing.units import format_bytes
 
 
 def placed(planner: Planner, choices: Sequence[CacheChoice], n_ctx: int) -> Planner:
-    """The planner with a device in the place of "auto": the first CUDA device, where the model with all of these caches
-    at once fits what is free there, else the CPU. n_ctx 0: the model's own context."""
+    """The planner with "auto" resolved: to the first CUDA device, if the model with all of these caches at once fits
+    its free memory, else to the CPU. n_ctx 0: the model's own context."""
     if planner.device != AUTO:
         return planner
     on_cpu, n_ctx = _on(planner, "cpu"), planner.source.n_ctx(n_ctx)
@@ -27,7 +27,7 @@ def placed(planner: Planner, choices: Sequence[CacheChoice], n_ctx: int) -> Plan
             if not asks_for_fastest(choice):
                 on_cpu.ask(choice, n_ctx)
     except SlimrtError:
-        return on_cpu  # which will say the same
+        return on_cpu  # loading raises the same error
     on_gpu = _on(planner, "cuda")
     if not (reason := _obstacle(on_gpu, choices, n_ctx)):
         return on_gpu
@@ -41,7 +41,7 @@ def _on(planner: Planner, device: str) -> Planner:
 
 
 def _obstacle(planner: Planner, choices: Sequence[CacheChoice], n_ctx: int) -> str:
-    """Why a model cannot be on this device; "" where it can."""
+    """Why the model cannot be on this device; "" if it can."""
     if any(map(asks_for_fastest, choices)):
         return f"nothing is known of what is fastest there (cache {FASTEST})"
     try:
@@ -55,6 +55,6 @@ def _obstacle(planner: Planner, choices: Sequence[CacheChoice], n_ctx: int) -> s
                 f"it does not fit: needs {format_bytes(sizes[0].total)}, {format_bytes(planner.limit)} available. "
                 f"A shorter context may (--ctx), or a smaller cache{some}"
             )
-    except SlimrtError as error:  # also of a device that is there and cannot be used
+    except SlimrtError as error:  # includes a device that exists and cannot be used
         return str(error).rstrip(". ")
     return ""

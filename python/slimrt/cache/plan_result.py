@@ -1,4 +1,4 @@
-"""What a model would take in memory: records of the planner, and the table of them."""
+"""Records of the memory that a model would take, and their table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slimrt.results import PerLayer, Record
 
 @dataclass(frozen=True, kw_only=True)
 class PartSizes(Record):
-    """What the layers `begin` to `end` - 1 take on their device, in bytes, of what is free there (0: nobody asked)."""
+    """Bytes that layers `begin` to `end` - 1 take on their device. available: bytes free there; 0: not queried."""
 
     device: str
     begin: int
@@ -33,19 +33,19 @@ class PartSizes(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySizes(PerLayer, Record):
-    """What a model takes in memory, in bytes.
+    """Memory that a model takes, in bytes.
 
     Attributes:
         modes, types: of each layer's cache; ranks, residual_types: of its residual, 0 and "" without one.
         mapped: weights read in place from the file.
-        weights, derived, cache_bytes, scratch: what is allocated beside them.
-        logits, masks, queue: what a server takes beside these on the host, where one is planned (ServerSizes).
-        draft_weights, draft_cache, draft_scratch: of a model that drafts, where there is one: its weights, read in
-            place or not, its rows and its buffers.
-        total: the sum, which a limit is compared with; of a device's memory without a server's.
-        bytes_per_token: cache of one token in all layers, in the end where rows age.
-        held_bytes: of the rows of one text that fills its context; what is allocated for it is more.
-        parts: what lies where, if several devices share the layers.
+        weights, derived, cache_bytes, scratch: allocated in addition.
+        logits, masks, queue: host memory of a server, if one is planned (ServerSizes).
+        draft_weights, draft_cache, draft_scratch: of a draft model, if there is one: its weights (mapped or not), cache
+            and scratch.
+        total: the sum, which is compared with the limit; on a GPU without the server's part.
+        bytes_per_token: cache of one token in all layers; if rows age, in the oldest level.
+        held_bytes: size of the rows of one text that fills its context; more than that is allocated for it.
+        parts: layers and bytes of each device, if several share the layers.
     """
 
     mapped: int
@@ -66,32 +66,33 @@ class MemorySizes(PerLayer, Record):
 
     @property
     def draft(self) -> int:
-        """All that a model that drafts takes."""
+        """All memory of a draft model."""
         return self.draft_weights + self.draft_cache + self.draft_scratch
 
     def drafting(self) -> str:
-        """The same by name, for people."""
+        """The parts of `draft` as text."""
         weights, rows, buffers = map(format_bytes, (self.draft_weights, self.draft_cache, self.draft_scratch))
         return f"weights {weights}, cache {rows}, buffers {buffers}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow(MemorySizes):
-    """What one choice of cache would take.
+    """Memory of one choice of cache.
 
     Attributes:
         cache: mode of all layers, or "mixed".
-        max_n_ctx: the largest context that fits the limit, in whole blocks or as asked for, up to the trained one or to
-            what was asked for; 0 if none.
-        fits: the asked context fits.
-        smaller_from: the context from which it takes less memory than kv of the same type, derived weights and scratch
-            counted; None for kv itself, and where it never does.
-        too_imprecise: why loading refuses it though it may fit; "": it does not; None: not looked at, since that would
-            take long (what was asked for always is). Predicted for white inputs, or by the file's conversion; of mode
-            k+r loading predicts for the text that it folds on, and near the limit that may decide otherwise.
-        times_by_types: where rows of all layers age, how many times smaller than kv f16 they are by types and shares
+        max_n_ctx: the largest context that fits the limit, a multiple of the block size or the requested context, at
+            most the trained or the requested one, whichever is larger; 0 if none fits.
+        fits: the requested context fits.
+        smaller_from: the context, in tokens, from which the model takes less memory in all (derived weights and scratch
+            included) than with kv of the same type; None for kv itself, or if it never does.
+        too_imprecise: why loading refuses this cache as too imprecise; "": it does not; None: not determined, since
+            that would take long (for the requested cache it always is). The error is that which a conversion wrote to
+            the file, else predicted for white inputs. For mode k+r loading predicts it for its calibration text, which
+            may decide differently near the limit.
+        times_by_types: if rows of all layers age, how many times smaller than kv f16 they are by types and shares
             alone, as TALE counts: without scales, sinks and newest rows; else None.
-        times_held: the same of held_bytes, with all of these, in any mode.
+        times_held: how many times smaller than kv f16 held_bytes is, which includes all of these; in any mode.
     """
 
     cache: str
@@ -105,14 +106,16 @@ class PlanRow(MemorySizes):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderRow(PerLayer, Record):
-    """The cache of an encoder-decoder, in one of slim attention's options (slimrt.plan_encoder).
+    """The cache of an encoder-decoder, in one of slim attention's options (cache/planner_encoder.py).
 
     Attributes:
         name: "baseline", "option 1", "option 2, x", "option 2, k", or "this choice".
         modes, types, ranks, residual_types: of each layer's self-attention; cross, cross_type: of cross-attention.
         self_bytes, cross_bytes: allocated for full contexts of all texts.
-        shared: cross-attention's rows are one encoder output (or the first layer's K) for all layers.
-        read: bytes that a token reads where every layer reads shared rows from memory; read_on_chip: where none does.
+        shared: the rows of cross-attention are stored once for all layers (the encoder's output, or the first layer's
+            K).
+        read: bytes that decoding a token reads if every layer reads shared rows from memory; read_on_chip: if shared
+            rows stay in the processor's cache.
     """
 
     name: str
@@ -126,32 +129,32 @@ class EncoderRow(PerLayer, Record):
 
     @property
     def cache_bytes(self) -> int:
-        """Allocated in all."""
+        """All bytes allocated for the cache."""
         return self.self_bytes + self.cross_bytes
 
     @property
     def uncounted(self) -> int:
-        """The same without shared rows."""
+        """cache_bytes without shared rows."""
         return self.self_bytes + (0 if self.shared else self.cross_bytes)
 
 
 @dataclass(frozen=True)
 class PlanResult(Record):
-    """What a model would take in memory, for every cache mode that is legal for it.
+    """Memory that a model would take in every cache mode that is legal for it.
 
     Attributes:
         path: the model, as given.
-        n_ctx, n_seqs, n_batch, cache_tokens: what was planned for; n_ctx_train: what the model was trained on.
+        n_ctx, n_seqs, n_batch, cache_tokens: as planned; cache_tokens 0: n_ctx * n_seqs.
+        n_ctx_train: tokens of context that the model was trained on.
         memory_limit: bytes.
-        asked: the cache that was asked for; rows: every legal mode.
-        refused: (mode, reason) of the others.
-        fits: the cache that was asked for fits, and loading does not refuse it.
-        encoder: of a model with an encoder, slim attention's options for both of its decoder's attentions.
-        cache_tokens: 0 where it is n_ctx for each of n_seqs.
-        max_queue: requests that wait for a server, whose memory is counted; None: there is none.
-        draft_model: the name of a model that drafts, whose memory is counted; "": there is none.
-        gpu_layers: of what does not fit on a GPU, the most layers that do, with the others on the CPU; 0: none.
-        device: what was planned for; of "auto" what it chose.
+        asked: the requested cache. rows: every legal mode.
+        refused: (mode, reason) of the other modes.
+        fits: the requested cache fits, and loading does not refuse it.
+        encoder: of a model with an encoder, slim attention's options for both attentions of the decoder.
+        max_queue: most waiting requests of a server, whose memory is included; None: no server.
+        draft_model: name of a draft model, whose memory is included; "": none.
+        gpu_layers: if the model does not fit on the GPU, how many layers do, with the others on the CPU; 0: none.
+        device: the device planned for; "auto" is resolved.
     """
 
     path: str
@@ -176,7 +179,7 @@ class PlanResult(Record):
 
     @property
     def verdict(self) -> str:
-        """Of what was asked for: "fits", "does not fit", or that it is refused."""
+        """Of the requested cache: "fits", "does not fit", or that it is refused."""
         if self.asked.too_imprecise:
             return "is refused: too imprecise"
         return "fits" if self.asked.fits else "does not fit"
@@ -186,7 +189,7 @@ class PlanResult(Record):
         return super().to_dict() | {"fits": self.fits}
 
     def table(self) -> str:
-        """A row for every legal mode and for what was asked for, then what there is to say of them."""
+        """A text table with a row for every legal mode and for the requested cache, then notes on them."""
         rows = (*self.rows, *(() if self.asked in self.rows else (self.asked,)))
         beyond = ", more than makes sense" if self.n_ctx > self.n_ctx_train else ""
         pool = f" in {self.cache_tokens} tokens" if self.cache_tokens else ""
@@ -213,7 +216,8 @@ class PlanResult(Record):
         return "\n".join(lines + ([_encoder_table(self)] if self.encoder else []))
 
     def conclusion(self, verdict: str | None = None) -> str:
-        """What was asked for, and whether it fits. verdict: how to write it, in colour maybe."""
+        """One line: the requested cache, and whether it fits. verdict: printed in place of self.verdict, such as a
+        coloured one."""
         asked, limit = self.asked, format_bytes(self.memory_limit)
         if self.device != "cpu":
             limit += f" on {self.device}"
@@ -244,7 +248,7 @@ def _cells(row: PlanRow, n_ctx_train: int) -> tuple[str, ...]:
 
 
 def _smaller_from(row: PlanRow, n_ctx_train: int) -> str:
-    """The context from which a cache takes less than kv, scratch and folded weights counted."""
+    """The last column: the context from which the model takes less memory than with kv."""
     if row.cache in BASELINES:
         return "-"
     if row.smaller_from is None:
@@ -253,7 +257,7 @@ def _smaller_from(row: PlanRow, n_ctx_train: int) -> str:
 
 
 def _of_aging(row: PlanRow, n_ctx: int) -> str:
-    """How small rows that age become, by two counts."""
+    """A sentence on how small rows that age become, counted in two ways."""
     return (
         f"{kinds(row.layers())}: {row.times_by_types:.2f} times smaller than kv f16 by types and shares alone (as TALE "
         f"counts), {row.times_held:.2f} times with scales, sinks and newest rows: a text of "
@@ -269,7 +273,7 @@ def _of_server(row: PlanRow, max_queue: int) -> str:
 
 
 def _encoder_table(result: PlanResult) -> str:
-    """Both attentions' caches beside the baseline: slim attention's table for encoder-decoders."""
+    """The caches of both attentions compared with the baseline: slim attention's table for encoder-decoders."""
     base = result.encoder[0]
 
     def times(part: str, row: EncoderRow) -> str:

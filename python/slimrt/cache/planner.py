@@ -1,4 +1,4 @@
-"""What a model would take in memory, by the allocator's own count, without reading a weight."""
+"""Memory that a model would take, by the core's own allocation plan, without reading weights."""
 
 from __future__ import annotations
 
@@ -24,25 +24,33 @@ DEVICES = (AUTO, "cpu", "cuda", "cuda:N", "cpu,cuda=LAYERS")
 _ONE = r"(?:cpu|cuda(?::\d{1,3})?)"
 _DEVICE = re.compile(rf"auto|{_ONE}|{_ONE}(?:=\d{{1,4}})?(?:,{_ONE}(?:=\d{{1,4}})?)*")
 _GPU = re.compile(r"(?:cpu,)?(cuda(?::\d+)?)(?:=(\d+))?")
-BLOCK = 32  # tokens in a cache block: a context between two multiples costs as much as the larger
+BLOCK = 32  # tokens in a cache block: memory is allocated for whole blocks
 
 
 def whole_blocks(rows: int) -> int:
-    """The multiple of BLOCK that holds so many."""
+    """`rows` rounded up to a multiple of BLOCK."""
     return -(-rows // BLOCK) * BLOCK
 
 
-_LONGEST = 1 << 20  # tokens: no break-even is looked for beyond
+_LONGEST = 1 << 20  # tokens: the longest context for which a break-even is searched
 
 
 def resolve_device(device: str, n_gpu_layers: int | None = None) -> str:
-    """ "cpu", "cuda" or "cuda:N", several that share the layers, in their order, or "auto" where there is a CUDA device
-    (cache/placement.py chooses). "auto" is what SLIMRT_DEVICE says, if it says something, and "cpu" where there is no
-    other. n_gpu_layers: so many of the last are on cuda and the others on the CPU; -1: all. Where "auto" finds no
-    device for them a note says so. UnsupportedError: another device."""
+    """Check a device argument, and combine it with n_gpu_layers.
+
+    Returns "cpu", "cuda", "cuda:N", or several, separated by commas, that share the layers in this order. "auto"
+    becomes SLIMRT_DEVICE if that is set, "cpu" if there is no CUDA device, and else stays (cache/placement.py chooses).
+
+    Args:
+        n_gpu_layers: this many of the last layers are on cuda, the others on the CPU; -1: all. If "auto" finds no CUDA
+            device for them, they are on the CPU, with a note.
+
+    Raises:
+        UnsupportedError: another device, or one that contradicts n_gpu_layers.
+    """
     if device == AUTO:
         said = os.environ.get("SLIMRT_DEVICE", "").lower()
-        device = said if said and (n_gpu_layers is None or said != "cpu") else AUTO  # an argument tells more
+        device = said if said and (n_gpu_layers is None or said != "cpu") else AUTO  # the argument wins
     if device in ("gpu", "nvidia"):
         raise UnsupportedError(f"device '{device}': a GPU is called cuda, or cuda:N of several; NVIDIA's are supported")
     if not isinstance(device, str) or not _DEVICE.fullmatch(device):
@@ -63,12 +71,13 @@ def resolve_device(device: str, n_gpu_layers: int | None = None) -> str:
 
 @dataclass(frozen=True)
 class Planner:
-    """Asks the core about one model under one limit; everything but cache and context is fixed.
+    """Plans one model under one memory limit; everything but cache and context is fixed.
 
-    device: "auto" until placed() has chosen one; limit is the CPU's then.
-    each: no limit was given: of several devices what is free is each one's own.
-    max_queue: requests that wait for a server of the model; None: there is no server.
-    draft: a model that drafts for this one, in the same memory; None: there is none. by_itself: it drafts for itself.
+    Attributes:
+        limit: bytes. device: "auto" until placed() has chosen one; `limit` is the CPU's then.
+        each: no limit was given: of several devices each is limited by its own free memory.
+        max_queue: most waiting requests of a server of the model; None: no server.
+        draft: a draft model in the same memory; None: none. by_itself: the model drafts for itself.
     """
 
     source: ModelSource
@@ -95,7 +104,7 @@ class Planner:
         cache_tokens: int = 0,
         max_queue: int | None = None,
     ) -> Planner:
-        """From the arguments of slimrt.Model. TypeError, ValueError: one of a wrong kind, or a limit that is none.
+        """From the arguments of slimrt.Model. TypeError, ValueError: an argument of a wrong type, or an invalid limit.
         UnsupportedError: there is no such device."""
         device = resolve_device(device)
         return cls(
@@ -111,7 +120,7 @@ class Planner:
         )
 
     def ask(self, choice: CacheChoice, n_ctx: int) -> core.Plan:
-        """What core.plan says of a choice."""
+        """core.plan for a choice of cache."""
         return core.plan(
             self.source.file,
             n_ctx=n_ctx,
@@ -124,7 +133,7 @@ class Planner:
         )
 
     def of_draft(self, n_ctx: int) -> tuple[Planner, int]:
-        """That of the model that drafts, for as many sequences, and its context: no longer than it was trained for."""
+        """The planner of the draft model, for as many sequences, and its context: at most what it was trained on."""
         assert self.draft is not None
         n_ctx = min(n_ctx, self.draft.n_ctx_train)
         tokens = max(self.cache_tokens, n_ctx) if self.cache_tokens else 0
@@ -170,7 +179,7 @@ class Planner:
         )
 
     def server(self, sizes: core.Plan) -> ServerSizes:
-        """What a server takes beside an engine of these sizes: nothing where there is none."""
+        """Memory of a server beside an engine of these sizes; 0 if no server is planned."""
         if self.max_queue is None:
             return ServerSizes(0, 0, 0)
         sounds = self.source.kind in ("whisper", "moonshine")
@@ -188,8 +197,8 @@ class Planner:
         return sizes.total <= self.limit and not (self.each and any(part.too_large for part in sizes.parts))
 
     def largest_n_ctx(self, choice: CacheChoice, n_ctx: int = 0) -> int:
-        """The largest context that fits the limit, in whole blocks, up to the trained one or `n_ctx` if that is more; 0
-        if none does."""
+        """The largest context that fits the limit, in whole blocks, at most the trained one or `n_ctx` if that is more;
+        0 if none fits."""
         most = max(self.source.n_ctx_train, n_ctx)
         if self.cache_tokens:
             most = min(most, self.cache_tokens)
@@ -198,8 +207,8 @@ class Planner:
         return (_first_block(-(-most // BLOCK), lambda n_ctx: not self.fits(choice, n_ctx)) - 1) * BLOCK
 
     def most_tokens(self, choice: CacheChoice, n_ctx: int) -> int:
-        """The most cache_tokens, in whole blocks, that fit the limit in the place of n_ctx for each of n_seqs, or of
-        what was asked for; 0 if not one sequence does."""
+        """The largest cache_tokens, in whole blocks, below the requested one (by default n_ctx * n_seqs), that fits the
+        limit; 0 if not even one sequence fits, or only one is requested."""
         least, asked = whole_blocks(n_ctx), self.cache_tokens or n_ctx * self.n_seqs
 
         def too_many(more: int) -> bool:
@@ -210,7 +219,7 @@ class Planner:
         return least + (_first_block(-(-(asked - least) // BLOCK), too_many) - 1) * BLOCK
 
     def most_gpu_layers(self, choice: CacheChoice, n_ctx: int) -> int:
-        """The most layers that a GPU has room for, the others on the CPU; 0 where that is none, or all that it has."""
+        """How many layers fit on the GPU with the others on the CPU, fewer than `device` has there; 0 if none."""
         gpu = _GPU.fullmatch(self.device)
         if gpu is None or self.source.has_encoder:
             return 0
@@ -224,13 +233,13 @@ class Planner:
         most = min(int(gpu[2] or layers), layers)
         try:
             return bisect_left(range(1, most), True, key=too_many)
-        except UnsupportedError:  # its layers cannot be apart
+        except UnsupportedError:  # the model's layers cannot be on different devices
             return 0
 
     def smaller_from(self, choice: CacheChoice, plain: CacheChoice | None = None) -> int | None:
-        """The context, in whole blocks, from which the choice takes less memory in all than another one (by default the
-        baseline of the same type): its derived weights are paid for, and its scratch. None: it never does, up to a
-        million tokens, or as many as a model with learned positions has."""
+        """The context, in whole blocks, from which the model takes less memory in all, derived weights and scratch
+        included, than with `plain`, by default the baseline mode in the same type. None: it never does, up to a million
+        tokens, or up to the number of learned positions."""
         kv, most = plain or choice.with_mode(self.source.baseline), self.source.n_ctx_limit or _LONGEST
 
         def smaller(n_ctx: int) -> bool:
@@ -240,8 +249,8 @@ class Planner:
         return _first_block(most // BLOCK, smaller) * BLOCK if smaller(most // BLOCK * BLOCK) else None
 
     def break_evens(self, choice: CacheChoice) -> dict[str, int | None]:
-        """The same beside the baseline in f16, and in the type of the choice where its layers have one, by their names,
-        such as "kv q8"."""
+        """smaller_from() compared with the baseline in f16, and in the type of the choice if all layers have the same:
+        by label, such as "kv q8"."""
         own = {layer.type for layer in choice.layers(self.source)}
         types = {DEFAULT_TYPE, *(own if len(own) == 1 else ())} & set(CACHE_TYPES)
         plain = [CacheChoice.of(self.source.baseline, type).with_cross(choice.cross) for type in sorted(types)]
@@ -265,8 +274,9 @@ class Planner:
     def options(
         self, choice: CacheChoice, n_ctx: int, usable: Callable[[CacheChoice], bool] = lambda _: True
     ) -> tuple[str, ...]:
-        """What would fit instead, as flags: the same cache with less context; with the same context fewer tokens of all
-        sequences together, or kv in q8, which is the fastest in half of 16 bits; then other usable modes."""
+        """What would fit instead, as command-line flags: fewer layers on the GPU; the same cache with less context; the
+        same context with fewer cache_tokens, or in kv q8, the fastest cache at half of 16 bits; then other modes.
+        usable: whether a cache would be precise enough."""
         found = []
         if layers := self.most_gpu_layers(choice, n_ctx):
             found.append(f"--gpu-layers {layers}")
@@ -286,14 +296,13 @@ class Planner:
         return tuple(found)
 
     def legal(self, choice: CacheChoice) -> list[CacheChoice]:
-        """Every mode that is legal for the model, with the types of the choice, and its sparsity where V is kept; those
-        whose rows age where age changes them."""
+        """Every mode that is legal for the model, as choice.with_mode(); aging modes only if rows change by age."""
         found = [choice.with_mode(mode.name) for mode in self.source.modes().values() if mode.legal]
         return [one for one in found if one.configs[0].mode not in AGING or _age_changes(one.layers(self.source)[0])]
 
 
 def _age_changes(layer: LayerCache) -> bool:
-    """Whether rows of a layer become something else as they age."""
+    """Whether rows of a layer are changed as they age: quantised or truncated."""
     return any(
         level.part < 1 or not {level.type_k, level.type_v} <= set(core.FLOAT_TYPES)
         for level in core.levels(layer.mode, layer.type_k).of
@@ -301,7 +310,7 @@ def _age_changes(layer: LayerCache) -> bool:
 
 
 def _times_by_types(sizes: MemorySizes) -> float | None:
-    """PlanRow.times_by_types. Layers are alike in all but their levels."""
+    """PlanRow.times_by_types. Layers may differ in their levels, but are of the same shape."""
     if not set(sizes.modes) <= set(AGING):
         return None
     bits = [core.levels(mode, text).bits for mode, text in zip(sizes.modes, sizes.types, strict=True)]
@@ -309,8 +318,8 @@ def _times_by_types(sizes: MemorySizes) -> float | None:
 
 
 def _first_block(most: int, reached: Callable[[int], bool]) -> int:
-    """The fewest blocks, of 1 to `most`, whose tokens reach something that is reached from there on, `most` blocks
-    included."""
+    """The smallest number of blocks in 1 ... most for which reached(tokens) is true, by bisection: reached() must be
+    monotonic, and is assumed to be true for `most`."""
     low, high = 0, most
     while high - low > 1:
         middle = (low + high) // 2
@@ -319,7 +328,7 @@ def _first_block(most: int, reached: Callable[[int], bool]) -> int:
 
 
 def require_together(sizes: Sequence[MemorySizes], limit: int, what: str) -> None:
-    """Raises WontFitError when these caches of one model do not fit at once; `what` says what to do."""
+    """Raises WontFitError if several caches of one model do not fit at the same time. what: advice for the message."""
     needed = sum(one.total - one.mapped for one in sizes) + max(one.mapped for one in sizes)
     if needed > limit:
         message = f"{len(sizes)} caches at once need {format_bytes(needed)}, {format_bytes(limit)} available. {what}"
@@ -327,17 +336,17 @@ def require_together(sizes: Sequence[MemorySizes], limit: int, what: str) -> Non
 
 
 def memory_limit_bytes(limit: str | int | None, device: str = "cpu") -> int:
-    """Bytes of a memory_limit argument; None: what the device has available now."""
+    """A memory_limit argument in bytes; None: the memory that the device has available now."""
     return parse_bytes(limit) if limit is not None else core.available_memory(device)
 
 
 def wont_fit(
     error: WontFitError, planner: Planner, choice: CacheChoice, n_ctx: int, usable: Callable[[CacheChoice], bool]
 ) -> WontFitError:
-    """The core's refusal with what would fit, and be usable, added to it."""
+    """The core's WontFitError with the options that would fit and be usable."""
     try:
         options = planner.options(choice, n_ctx, usable)
-    except SlimrtError:  # the refusal is the news; a failed search for ways out must not hide it
+    except SlimrtError:  # a failed search for options must not hide the original error
         options = ()
     message = str(error) + (f". These would fit: {', '.join(options)}" if options else "")
     return WontFitError(message, error.needed, error.available, options)

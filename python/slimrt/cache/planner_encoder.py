@@ -1,9 +1,9 @@
-"""The cache of an encoder-decoder, in the ways that slim attention offers (Graef and Wasielewski, 2025).
+"""The cache of an encoder-decoder in the options of slim attention (Graef and Wasielewski, 2025).
 
 Baseline: K and V of both attentions. Option 1: K of both. Option 2: the encoder's output E for cross-attention, once
-for all layers, and x or k for self-attention. Bytes of full contexts, with E and, as in the paper's first figures,
-without; and what decoding a token reads: the decoder's weights, which a batch shares, and the text's own rows, with E
-read by every layer or kept in a cache of the processor, where it is read from memory by none.
+for all layers, and x or k for self-attention. Planned are the bytes of full contexts, with E and (as in the paper's
+first figures) without it, and the bytes that decoding a token reads: the decoder's weights, divided by the batch, and
+the text's own rows, with E read from memory by every layer, or by none if it stays in the processor's cache.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _OPTIONS = (("baseline", "kv", "kv"), ("option 1", "k", "k"), ("option 2, x", "x
 
 
 def encoder_rows(planner: Planner, choice: CacheChoice, n_ctx: int) -> tuple[EncoderRow, ...]:
-    """The paper's options that are legal for the model, in the types of the choice, and the choice itself last where it
-    is none of them; () without an encoder."""
+    """The paper's options that are legal for the model, in the types of `choice`, followed by `choice` itself if it is
+    none of them; () for a model without an encoder."""
     source = planner.source
     legal = {name for name, mode in source.modes().items() if mode.legal}
     legal_cross = {name for name, mode in source.modes(cross=True).items() if mode.legal}
@@ -62,9 +62,9 @@ def _row(planner: Planner, name: str, choice: CacheChoice, n_ctx: int) -> Encode
 
 
 def decoder_weights(planner: Planner, cross: str) -> int:
-    """Bytes that a decoding step reads of the file's own tensors: the decoder's layers and its head, which may be the
-    token embeddings. Of cross-attention's W_K and W_V only those that its mode reads again after the source's rows are
-    made, or the derived matrix that takes their place: counted as what it stands for."""
+    """Bytes of weights that a decoding step reads: the decoder's layers and its output matrix, which may be the token
+    embedding. Of cross-attention's W_K and W_V those are left out that its mode needs only to compute the rows of the
+    encoder's output; one that a derived matrix replaces counts with its own size."""
     file = planner.source.file
     names = list(file.tensors())
     head = "output.weight" if "output.weight" in names else "token_embd.weight"

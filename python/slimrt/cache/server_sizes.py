@@ -1,36 +1,36 @@
-"""What a server takes beside its engine: the logits and masks of a step, and the requests that wait."""
+"""Host memory of a server beside its engine: the logits and masks of a step, and waiting requests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MAX_BODY = 4 << 20
-"""Bytes of a request."""
+"""Most bytes of a request."""
 
 MAX_SOUND = 25 << 20
-"""Bytes of a request with a sound."""
+"""Most bytes of a request with audio."""
 
 QUEUE = 4
-"""Texts that may wait, for each that is made, unless told otherwise."""
+"""Default number of waiting texts for each text that is generated at once."""
 
 ROWS_OF_A_TEXT = 8
-"""Rows of logits of one text in a step, at most: where its next tokens were guessed each of them has one."""
+"""Most rows of logits of one text in a step: each draft token that is verified has one."""
 
 ROWS_OF_A_PIECE = 64
-"""Rows of logits of a piece of a prompt that is scored; one prompt at a time is."""
+"""Rows of logits of a piece of a prompt that is scored; only one prompt is scored at a time."""
 
-_SAMPLER = 20  # bytes that a thread keeps for each token of the vocabulary, to choose one
+_SAMPLER = 20  # bytes of sampling buffers of a thread for each token of the vocabulary
 
 
 @dataclass(frozen=True)
 class ServerSizes:
-    """Bytes, at most, on the host.
+    """Most bytes on the host.
 
     Attributes:
-        logits: float32 rows of all that a step of the loop may want, twice: as the engine gives them and put together
-            for those that choose; and what choosing takes on each thread.
-        masks: bits of the vocabulary for each text, and put together for a step.
-        queue: bodies of requests that were taken on, none of which is read before it has a place.
+        logits: float32 rows of logits of a step, twice: as the engine returns them, and gathered for sampling; and the
+            sampling buffers of each thread.
+        masks: grammar masks, one bit per token of the vocabulary: of each text, and gathered for a step.
+        queue: bodies of all accepted requests; a body is not read before its request has a place in the queue.
     """
 
     logits: int
@@ -41,8 +41,8 @@ class ServerSizes:
     def of(
         cls, n_vocab: int, n_seqs: int, n_threads: int, max_queue: int, *, sounds: bool, drafts: bool
     ) -> ServerSizes:
-        """Of a server that makes n_seqs texts at once. sounds: it may be sent some. drafts: a model drafts for them,
-        with a row of logits for each."""
+        """Sizes of a server that generates n_seqs texts at once. sounds: requests may contain audio. drafts: there is a
+        draft model, with a row of logits for each text."""
         rows = n_seqs * ROWS_OF_A_TEXT + ROWS_OF_A_PIECE
         words = (n_vocab + 31) // 32
         return cls(
@@ -57,5 +57,5 @@ class ServerSizes:
 
 
 def places(parallel: int, max_queue: int | None) -> int:
-    """Texts that may be under way or wait. max_queue: None: QUEUE for each that is made."""
+    """Most texts that are generated or wait. max_queue: most that wait; None: QUEUE for each of `parallel`."""
     return parallel + (QUEUE * parallel if max_queue is None else max_queue)
