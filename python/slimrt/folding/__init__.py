@@ -1,1 +1,1 @@
-"""The mathematics of the cache modes: weights folded together, and the error that rounded rows make."""
+"""The mathematics of the cache modes: folding weights together, and the error that rounding of stored rows causes."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shape of a model's attention, which cache modes suit it, and one layer's weights.
+"""The shape of a model's attention, which cache modes are legal for it, and one layer's weights.
 
-Row vectors, as in the papers: x [d], W_K [d, e_k], W_V [d, e_v]; k = x W_K and v = x W_V without their biases. GGUF
-stores each transposed, [out, in], with the columns of K in the file's own order.
+Vectors are rows, as in the papers: x [d], W_K [d, e_k], W_V [d, e_v]; k = x W_K and v = x W_V, without their biases.
+GGUF stores weights transposed, [out, in], with the columns of K in the file's own order.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from slimrt.modes import DEFAULT_TYPE, MODES
 
 @dataclass(frozen=True)
 class Attention:
-    """The shape of a model's attention layers, and which cache modes are exact for it.
+    """The shape of a model's attention, or of one layer's (in_layer()), and which cache modes are exact for it.
 
     Attributes:
         d: width of the layer's input.
-        n_rot: dimensions of a head that rotate; 0 without RoPE.
-        interleaved: RoPE turns neighbours, not halves.
+        n_rot: columns of a head that RoPE rotates; 0 without RoPE.
+        interleaved: RoPE rotates pairs of neighbouring columns, not of columns half a head apart.
         qk_norm: q and k are normed after the projection and before RoPE: "none", "row" (the whole row, OLMo-2) or
             "head" (each head, Qwen3). layer_norm: by LayerNorm (OpenLM), else by RMS norm.
-        blocks, part: what the names of its tensors begin with, around the layer's number.
-        input_norm: the norm of its input, without "weight" or "bias"; one for all layers, or with {} for the number.
-        scaled: scores are divided by the square root of a head's width (all but T5's), unless score_scale says another.
-        alibi: ALiBi's largest bias, of which the slopes of heads are shares; 0: there is none.
-        clamp: what q, k and v are clamped to; 0: not at all.
-        whole_ramp: YaRN's ramp begins and ends at a pair.
-        score_cap: scores s become cap * tanh(s / cap), once scaled; 0: they do not.
-        sinks: a logit of each head joins the softmax's denominator (attn_sinks).
+        blocks, part: prefixes of tensor names: "<blocks><layer>.<part>_q.weight".
+        input_norm: name of the norm of the input, without ".weight" or ".bias"; {} stands for the layer's number.
+        scaled: scores are multiplied by 1 / sqrt(head_dim) (all but T5's), or by score_scale if that is not 0.
+        alibi: ALiBi's largest bias, from which the slopes of heads follow; 0: no ALiBi.
+        clamp: bound on |q|, |k| and |v|; 0: none.
+        whole_ramp: YaRN's ramp begins and ends at whole pairs of columns.
+        score_cap: scaled scores s become cap * tanh(s / cap); 0: no cap.
+        sinks: each head has an attention sink, a logit in the softmax's denominator (attn_sinks).
         norms_v: each head of V is normed, without a weight.
-        window: tokens that a query sees; 0: all. own_base: of a RoPE that is not scaled; 0: as the file says it of all
-            layers. v_is_k: V is K before its norm and RoPE. All of one layer (in_layer()), and 0 of a model, whose
-            layers may differ; n_kv_heads, head_dim and n_rot of a model are those of its first layer.
-        positions: what each layer has of them.
-        latent: columns of the latent that K and V are made of (MLA); 0: they are made of the input.
-        owners: the layer whose rows each layer reads; (): its own.
-        unrotated: layers read the keys of others before RoPE (MLKV).
+        window: of sliding-window attention, tokens; 0: full attention. own_base: base of an unscaled RoPE; 0: RoPE as
+            the metadata says for all layers. v_is_k: V is K before its norm and RoPE. These three are set for one layer
+            only: layers of a model may differ. n_kv_heads, head_dim and n_rot of a model are those of its first layer.
+        positions: the properties that may differ, for each layer; () of one layer.
+        latent: MLA: width of the latent from which K and V are computed; 0: they are computed from the input.
+        owners: for each layer, the layer whose rows it reads; (): its own.
+        unrotated: readers use the keys of their owner before RoPE (MLKV).
     """
 
     d: int
@@ -139,7 +139,8 @@ class Attention:
 
     @classmethod
     def cross(cls, model: ModelData) -> Attention:
-        """What the decoder reads the encoder's output with: no positions, and one input for all layers.
+        """The decoder's cross-attention: without positions, and with the same input, the encoder's output, in all
+        layers.
 
         Raises:
             UnsupportedError: an architecture without an encoder.
@@ -152,11 +153,11 @@ class Attention:
 
     @property
     def encoder_decoder(self) -> bool:
-        """Whether a decoder that reads an encoder has it."""
+        """Whether this is an attention of a decoder with an encoder."""
         return self.blocks != "blk."
 
     def in_layer(self, layer: int) -> Attention:
-        """Of one layer, where they differ."""
+        """The attention of one layer."""
         if not self.positions:
             return self
         own = self.positions[layer]
@@ -166,20 +167,20 @@ class Attention:
         )  # fmt: skip
 
     def _kinds(self) -> dict[int, Attention]:
-        """Each kind of layer, by the first of it."""
+        """The distinct kinds of layers: index of the first layer of each kind -> its attention."""
         first = {own: i for i, own in reversed(list(enumerate(self.positions)))}
         return {i: self.in_layer(i) for i in sorted(first.values())} or {0: self}
 
     def prefix(self, layer: int) -> str:
-        """What the names of a layer's tensors begin with."""
+        """Prefix of the names of a layer's tensors."""
         return f"{self.blocks}{layer}."
 
     def owner(self, layer: int) -> int:
-        """The layer whose rows a layer reads: itself, or one before it."""
+        """The layer whose rows a layer reads: itself, or an earlier one."""
         return self.owners[layer] if self.owners else layer
 
     def owning(self, layers: Iterable[int] | None = None) -> list[int]:
-        """Those of some layers (None: of all) that have K and V of their own: the others need no fold."""
+        """The layers (None: of all) that have K and V of their own; the others need no fold."""
         return [i for i in (range(self.n_layers) if layers is None else sorted(layers)) if self.owner(i) == i]
 
     @property
@@ -188,7 +189,7 @@ class Attention:
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by."""
+        """Factor of the scores before the softmax."""
         return self.score_scale or (1 / sqrt(self.head_dim) if self.scaled else 1.0)
 
     @property
@@ -197,26 +198,26 @@ class Attention:
 
     @property
     def slopes(self) -> NDArray[np.float64]:
-        """What ALiBi adds to scores of each query head for every row that its own comes later (as the core has it)."""
+        """ALiBi's slopes [n_heads]: added to a score times (position of the row - position of the query)."""
         whole = 1 << self.n_heads.bit_length() - 1
         steps = [*range(2, 2 * whole + 1, 2), *range(1, 2 * (self.n_heads - whole), 2)]
         return np.exp2(-self.alibi / (2 * whole) * np.array(steps)) if self.alibi else np.zeros(self.n_heads)
 
     @property
     def rotated_width(self) -> int:
-        """Columns of K that RoPE turns."""
+        """Number of columns of K that RoPE rotates."""
         return self.n_kv_heads * self.n_rot
 
     @property
     def rotated(self) -> NDArray[np.bool_]:
-        """Which columns of K RoPE turns, [e_k]."""
+        """Mask of the columns of K that RoPE rotates [e_k]."""
         return np.tile(np.arange(self.head_dim) < self.n_rot, self.n_kv_heads)
 
     def modes(
         self, type: str = DEFAULT_TYPE, rank: int = 0, residual_type: str = DEFAULT_TYPE, v_heads: int = 0
     ) -> dict[str, core.Mode]:
-        """What each mode is here, by name, with planes of these types; v_heads: KV heads that keep V beside K. A model
-        refuses what one of its layers does."""
+        """The modes by name, with planes of these types. v_heads: KV heads that store V beside K. A mode is refused for
+        a model if one of its layers refuses it."""
         if self.positions:
             kinds = [one.modes(type, rank, residual_type, v_heads) for one in self._kinds().values()]
             return {name: next((k[name] for k in kinds if k[name].refusal), mode) for name, mode in kinds[0].items()}
@@ -231,9 +232,9 @@ class Attention:
         return {mode.name: mode for mode in found}
 
     def refusal(self, mode: str) -> str:
-        """Why a mode is not exact here; empty when it is (docs/cache-math.md, section 1).
+        """Why a mode is not exact here; "" if it is (docs/cache-math.md, section 1).
 
-        "k+r" suits every attention: what K cannot predict, the residual holds.
+        "k+r" is exact for every attention: its residual can hold whatever K does not predict.
         """
         return self.modes()[mode].refusal
 
@@ -242,18 +243,18 @@ class Attention:
         return [name for name, mode in self.modes().items() if mode.legal]
 
     def predictable(self) -> list[str]:
-        """Those of them whose error is that of each row: rows that age lose what they lose by age."""
+        """Those of them whose rows do not age, so that the error of all rows is the same."""
         return [name for name, mode in self.modes().items() if mode.legal and not mode.ages]
 
     def refuse(self, mode: str, layer: int, reason: str) -> CacheUnsupportedError:
-        """The error that names the layer, the reason and the modes that would work."""
+        """An error that names the layer, the reason and the modes that would work."""
         legal = ", ".join(other for other in self.legal() if other != mode)
         return CacheUnsupportedError(
             f"cache mode '{mode}' is not possible in layer {layer}: {reason}. Modes that work here: {legal}"
         )
 
     def require(self, mode: str) -> None:
-        """Raise CacheUnsupportedError unless the mode is exact for this attention; ValueError for no mode at all."""
+        """Raise CacheUnsupportedError unless the mode is exact for this attention; ValueError for an unknown mode."""
         if mode not in MODES:
             raise ValueError(f"unknown cache mode {mode!r}; the modes are: {', '.join(MODES)}")
         for layer, own in self._kinds().items():
@@ -262,7 +263,7 @@ class Attention:
 
 
 def _architecture(model: ModelData) -> core.Architecture:
-    """The traits of a model's architecture. UnsupportedError: slimrt does not run it."""
+    """The traits of a model's architecture. UnsupportedError: slimrt does not support it."""
     known = {one.name: one for one in core.architectures()}
     if model.arch not in known:
         raise UnsupportedError(
@@ -272,7 +273,7 @@ def _architecture(model: ModelData) -> core.Architecture:
 
 
 def projections(model: ModelData, attention: Attention, layer: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return W_K [d, e_k] and W_V [d, e_v] of a layer, float64, as they will run (after any quantisation).
+    """Return W_K [d, e_k] and W_V [d, e_v] of a layer, float64: the values that will run (dequantised if quantised).
 
     Raises:
         ModelFormatError: a tensor is missing, of a wrong shape, or holds NaN or infinity.
@@ -304,7 +305,7 @@ def _matrix(model: ModelData, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """What one layer's attention does to its input, up to the softmax. attention: of that layer."""
+    """The attention weights of one layer, read when needed. attention: that of this layer."""
 
     model: ModelData
     attention: Attention
@@ -332,18 +333,18 @@ class LayerWeights:
 
     @property
     def w_o(self) -> np.ndarray:
-        """float64 [d, q width]: what makes the layer's output of its heads'."""
+        """float64 [d, q width]: the output projection as it is stored, [out, in]."""
         a = self.attention
         name = "o" if a.encoder_decoder else "output"
         return _matrix(self.model, f"{a.prefix(self.layer)}{a.part}_{name}.weight", (a.d, a.q_width))
 
     @cached_property
     def sinks(self) -> np.ndarray | None:
-        """A logit of each query head that only the softmax's denominator counts, float32, if the layer has them."""
+        """Attention sinks, a logit of each query head in the softmax's denominator only, float32 [n_heads]; or None."""
         return self._vector("attn_sinks.weight")
 
     def bias(self, part: str) -> np.ndarray | None:
-        """The bias of "q" or "k", float32, if the layer has one."""
+        """The bias of "q" or "k", float32, or None."""
         if (own := self._vector(f"{self.attention.part}_{part}.bias")) is not None:
             return own
         fused, at = self._vector(f"{self.attention.part}_qkv.bias"), self.attention.q_width
@@ -352,14 +353,14 @@ class LayerWeights:
         return fused[:at] if part == "q" else fused[at : at + self.attention.kv_width]
 
     def gain(self, part: str) -> np.ndarray | None:
-        """The weight of the norm on "q" or "k" for each of its columns, float32, if the layer has one (QK-norm)."""
+        """QK-norm's weight for each column of "q" or "k", float32, or None."""
         found, a = self._vector(f"{self.attention.part}_{part}_norm.weight"), self.attention
         if found is None or a.qk_norm != "head":
             return found
         return np.tile(found, a.n_heads if part == "q" else a.n_kv_heads)
 
     def input_norm(self) -> tuple[np.ndarray, np.ndarray]:
-        """Gain and shift of the norm before the attention, float64 [d]: ones and zeros where there is none."""
+        """Weight and bias of the norm before the attention, float64 [d]; ones and zeros if there is none."""
         name, d = self.attention.input_norm.format(self.layer), self.attention.d
         gain, shift = self._values(f"{name}.weight"), self._values(f"{name}.bias")
         return (
@@ -378,10 +379,10 @@ class LayerWeights:
 def fold_value_bias(model: ModelData, attention: Attention) -> ModelData:
     """Move each layer's V bias into the output bias: c' = b_V W_O + c, b_V = 0.
 
-    Softmax weights sum to 1, so every query head adds its own KV head's b_V whatever it attends to; without it V is
-    linear in x, which every mode but "kv" needs (docs/cache-math.md, "Biases"). A layer that reads another's rows
-    adds that one's b_V. Of an encoder-decoder the runtime does it while loading, and the model stays as it is; so it
-    does where weights do not sum to 1, with sinks, whose modes all store V's bias.
+    Softmax weights sum to 1, so every query head adds its KV head's b_V whatever it attends to. Without the bias V is
+    linear in x, which every mode but "kv" needs (docs/cache-math.md, "Biases"). A layer that reads another's rows adds
+    that layer's b_V. Two kinds of models are returned unchanged: encoder-decoders, for which the runtime does this
+    while loading, and models with attention sinks, whose weights do not sum to 1 and whose modes all store V's bias.
     """
     if attention.encoder_decoder or attention.sinks:
         return model

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spending a number of bytes a token on the layers of a model: the caches whose weighed errors add up to the least.
+"""Distributing a budget of bytes per token over the layers of a model, such that a weighted sum of errors is minimal.
 
-What is lowered is the sum over layers of attention's squared relative output error, with the part that comes through
-the scores counted SCORES times (`loss`): an error of V is spread over all queries; one of K hits those that look for a
-single token, where it decides the word. Measured on lowrank in three trained models (benchmarks/targets.py: tale-llama,
-tale-hard, tale-gqa; 6 budgets from a seventh to a quarter of kv f16; geometric means), this has 1.05, 0.61 and 0.93
-times the KL divergence of the best of ten levels that are the same in all layers, known in hindsight. Counting scores
-8 times (`--scores`) has 1.04, 0.99 and 1.17 times the divergence of 4 times, 16 times 1.51, 1.05 and 1.44.
+Minimised is the sum over layers of the squared relative error of attention's output, in which the part that comes
+through the scores counts SCORES times (`loss`): an error of V is spread over all queries, while one of K mostly affects
+queries that look for a single token, where it decides the next word. Measured for lowrank in three trained models
+(benchmarks/targets.py: tale-llama, tale-hard, tale-gqa; 6 budgets from a seventh to a quarter of kv f16; geometric
+means), the KL divergence is 1.05, 0.61 and 0.93 times that of the best of ten choices of levels that are the same in
+all layers, selected in hindsight. A weight of 8 (`--scores`) gives 1.04, 0.99 and 1.17 times the divergence of a weight
+of 4; 16 gives 1.51, 1.05 and 1.44 times.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ SCORES = 4
 
 
 def loss(reader: Reader) -> float:
-    """What a budget is spent on: expected squared relative error of attention's output, weighed as above."""
+    """The quantity minimised: expected squared relative error of attention's output, weighted as above."""
     wanted = reader.sample.output_energy
     return (SCORES * reader.score_error + reader.value_part) / wanted if wanted else 0.0
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A cache that a layer may have. bytes: a token of a long context. Others as `choose.Option`."""
+    """A cache that a layer may have. bytes: per token of a long context. Others as `choose.Option`."""
 
     bytes: float
     loss: float
@@ -40,13 +41,14 @@ class Offer:
 
 
 def allocate(layers: Sequence[Sequence[Offer]], budget: float) -> list[Offer]:
-    """Choose an offer for each layer, of all together at most `budget` bytes a token.
+    """Choose an offer for each layer, such that their bytes per token sum to at most `budget`.
 
-    Each layer begins with its cheapest one; then the exchange that lowers the loss most for its bytes is made, of those
-    that fit, until none does. That walks along the convex hulls of all layers, and so is optimal but for the last step.
+    Greedy: each layer starts with its cheapest offer; then, of all exchanges of one layer's offer that fit the budget,
+    the one with the largest decrease of loss per byte is made, until none fits. This follows the convex hulls of all
+    layers, and is therefore optimal except for the last step.
 
     Raises:
-        ValueError: the cheapest ones take more; says how many.
+        ValueError: the cheapest offers exceed the budget; the message says what they take.
     """
     chosen = [min(offers, key=lambda one: (one.bytes, one.loss)) for offers in layers]
     spent = sum(one.bytes for one in chosen)
@@ -70,14 +72,14 @@ def allocate(layers: Sequence[Sequence[Offer]], budget: float) -> list[Offer]:
 
 @dataclass(frozen=True)
 class Budget:
-    """What `target_bytes` says: bytes a token of the whole model, or how many times fewer than kv f16 has."""
+    """The value of `target_bytes`: bytes per token of the whole model, or (`times`) a factor below those of kv f16."""
 
     number: float
     times: bool
 
     @classmethod
     def of(cls, said: int | str) -> Budget:
-        """From 600, "600", "1KiB" or "8x". ValueError: another text, or nothing above 0."""
+        """Parse 600, "600", "1KiB" or "8x". ValueError: another text, or not above 0."""
         if isinstance(said, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*x\s*", said)):
             if float(match[1]) <= 0:
                 raise ValueError(f"target_bytes must be above 0, got '{said}'")
@@ -91,5 +93,5 @@ class Budget:
             ) from None
 
     def bytes(self, kv_bytes: int) -> float:
-        """Bytes a token. kv_bytes: of kv f16."""
+        """The budget in bytes per token. kv_bytes: bytes per token of kv f16."""
         return kv_bytes / self.number if self.times else self.number

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text that a conversion measures a model on: which one, its tokens, and what they do to each layer.
+"""Calibration: the text that a conversion measures a model on, and its activations in each layer.
 
-Attention inputs of all layers come out of one run together, and a layer's second moment is d x d: for a 7B model
-neither fits in memory, so the inputs go to files, one a layer, and each layer is taken up alone.
+One run of the model yields the attention inputs of all layers at once, and a layer's second moment is d x d. For a 7B
+model neither fits in memory for all layers, so the inputs are written to one file per layer, and layers are processed
+one at a time.
 """
 
 from __future__ import annotations
@@ -34,25 +35,26 @@ from slimrt.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_TEXT = Path(__file__).with_name("calibration.txt")
 _MIN_TOKENS = 4096
-_PER_WIDTH = 4  # tokens for each dimension of x: fewer leave directions unseen, more hardly move the moments
-_CHUNK = 1024  # tokens whose activations are in memory at a time, for all layers
-_HELD_OUT = 5  # one chunk in so many is kept for measuring
-_ROWS = 2048  # tokens whose rounding is looked at
+_PER_WIDTH = 4  # tokens per dimension of x: fewer leave directions unseen, more hardly change the second moments
+_CHUNK = 1024  # tokens of a run, whose activations of all layers are in memory at once
+_HELD_OUT = 5  # every fifth chunk is held out for measuring
+_ROWS = 2048  # tokens whose rounding is measured
 WHITE_INPUTS = "for white inputs"
-_WHITE = 512  # tokens in place of a text
+_WHITE = 512  # random inputs in place of a text's tokens
 
 Text = str | os.PathLike[str] | None
 
 
 def text_ids(gguf: GgufPath, text: Text, limit: int | None = None) -> np.ndarray | None:
-    """Return the token ids of a text file (None: the built-in one), int32; None for a model without a tokenizer.
+    """Return the token ids of a text file (None: the built-in text), int32; None if no text is given and the model has
+    no tokenizer.
 
-    No more of the file is read than `limit` ids need.
+    Only as much of the file is read as `limit` ids need.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is empty, or not UTF-8.
-        UnsupportedError: a text is named, and the model has no tokenizer for it.
+        UnsupportedError: a text is given, and the model has no tokenizer.
     """
     try:
         tokenizer = Tokenizer.from_gguf_fields(read_fields(opened(gguf)))
@@ -73,15 +75,15 @@ def text_ids(gguf: GgufPath, text: Text, limit: int | None = None) -> np.ndarray
 
 @dataclass(frozen=True)
 class Calibration:
-    """What is known about the inputs of a model's attention layers.
+    """Statistics of the inputs of a model's attention layers.
 
     Attributes:
-        basis: what it rests on, for people.
+        basis: a phrase on what they were measured on.
         model: the weights that will run.
-        warnings: what the user should know.
-        folder: a file of inputs a layer; None: no text, white inputs are assumed.
-        chunks: tokens in each stretch of text, in order.
-        v_heads: of each layer, KV heads that keep V in modes k and k+r, the last ones; (): none.
+        warnings: for the user.
+        folder: has a file of inputs for each layer; None: no text, white inputs are assumed.
+        chunks: number of tokens of each chunk of the text, in order.
+        v_heads: for each layer, how many KV heads (the last ones) store V in modes k and k+r; (): none.
     """
 
     basis: str
@@ -94,15 +96,15 @@ class Calibration:
 
     @property
     def inputs(self) -> str:
-        """For what inputs its predictions hold."""
+        """A phrase on the inputs for which errors are predicted."""
         return WHITE_INPUTS if self.folder is None else f"on {self.basis}"
 
     def keeps_v(self, layer: int) -> bool:
-        """Whether all heads of a layer keep V: it has mode kv."""
+        """Whether all heads of a layer store V, so that its mode is kv."""
         return bool(self.v_heads) and self.v_heads[layer] == self.attention.n_kv_heads
 
     def layer(self, layer: int) -> tuple[Sample, list[Window]]:
-        """The sample to fold one layer for, and windows of text that had no part in it (none without a text)."""
+        """The sample to fold one layer for, and windows of held-out text (none without a text)."""
         attention = self.attention.in_layer(layer)
         weights = LayerWeights(self.model, attention, layer)
         v_heads = self.v_heads[layer] if self.v_heads and not self.keeps_v(layer) else 0
@@ -140,9 +142,10 @@ def _file(folder: Path, layer: int) -> Path:
 
 
 def white_inputs(weights: LayerWeights) -> tuple[np.ndarray, np.ndarray]:
-    """Return S and a sample of inputs without any text: the norm's output before gain and shift is taken to be white.
+    """Return S = E[x^T x] float64 [d, d] and random inputs float32 [n, d], for use without a text: the norm's output
+    before its weight and bias is assumed to be white.
 
-    Real activations are not, so what follows from this is a guess within a small factor; a text is better.
+    Real activations are not white, so errors predicted from this are right only within a small factor.
     """
     gain, shift = weights.input_norm()
     random = np.random.default_rng(weights.layer)
@@ -154,23 +157,23 @@ def white_inputs(weights: LayerWeights) -> tuple[np.ndarray, np.ndarray]:
 def calibrated(
     gguf: GgufPath, model: ModelData, text: Text | np.ndarray, *, folder: Path | None = None, show_progress: bool
 ) -> Iterator[Calibration]:
-    """Run a text through a model and yield what it did to each layer; its files are gone afterwards.
+    """Context manager: run a text through a model and yield the statistics of its layers, whose files exist until exit.
 
     Args:
-        gguf: the file, perhaps open, whose activations are taken.
-        model: the weights that will run, perhaps requantised.
-        text: a file, or its token ids; None: the built-in text; "none", None for a model without a tokenizer, any for
-            a model with an encoder: no text.
-        folder: where the inputs wait (None: where temporary files go): d * layers * 4 bytes a token.
+        gguf: the file, or an open one, that is run.
+        model: the weights that will run later, possibly requantised.
+        text: a file, or token ids; None: the built-in text; "none": no text. Without a tokenizer, None means no text
+            too, and a model with an encoder is never given any.
+        folder: for the inputs, d * n_layers * 4 bytes per token; None: the system's temporary folder.
 
     Raises:
-        OSError: too little room for the inputs. Others as `text_ids`.
+        OSError: too little disk space for the inputs. Others as `text_ids`.
     """
     attention = Attention.of(model)
     wanted = max(_MIN_TOKENS, _PER_WIDTH * attention.d) * _HELD_OUT // (_HELD_OUT - 1)
     ids: np.ndarray | None
     if attention.encoder_decoder:
-        text = "none"  # what a decoder computes depends on what its encoder read, which no text here says
+        text = "none"  # a decoder's activations depend on the encoder's input, which is not known here
     if isinstance(text, np.ndarray):
         ids, name = text[:wanted], "text"
     else:

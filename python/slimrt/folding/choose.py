@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cache each layer gets when the choice is left open: the fewest bytes that keep its error within a target.
+"""Choosing a cache for each layer: the fewest bytes that keep its error within a target.
 
-The rule: `Errors.size`, which is the relative error of V, or that of attention's output over sqrt(2) if that is larger,
-must not exceed the target: neither as predicted on the calibration text nor as measured on text held out from it. Of
-rows that age these are the errors of the oldest, which are the largest, and the bytes those of a long context.
+The criterion: `Errors.size`, the larger of the relative error of V and that of attention's output over sqrt(2), must
+not exceed the target, neither as predicted on the calibration text nor as measured on text held out from it. For rows
+that age the errors are those of the oldest level, which are the largest, and the bytes those of a long context.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from slimrt.modes import AUTO, LOSSY
 
 AUTO_TYPES = ("f16", "q8", "fp8_e4m3", "q4")
 RESIDUAL_TYPES = ("q4", "q8", "f16")
-_PARTS = (8, 4, 2, 1)  # of V's width, ranks that are looked at whatever the target, where K knows only a part of V
-_EIGHTHS = (1, 2, 3, 4, 6, 8)  # of V's width, ranks for a budget
-_WIDER = (1.0, 1.25, 1.5, 2.0)  # ranks tried above the one that V alone would need
+_PARTS = (8, 4, 2, 1)  # ranks V's width / part are tried for any target with GQA, where K predicts only a part of V
+_EIGHTHS = (1, 2, 3, 4, 6, 8)  # ranks to choose from with a budget, in eighths of V's width
+_WIDER = (1.0, 1.25, 1.5, 2.0)  # factors of the smallest rank that suffices for V: the scores may need more
 
 
 @dataclass(frozen=True)
 class Offered:
-    """What may be chosen from.
+    """The caches to choose from.
 
     Attributes:
-        mode: AUTO: all that are exact here, and lowrank; else that one.
-        types: element types that rows may have; None: AUTO_TYPES, and LEVEL_TYPES for rows that age.
-        heads: KV heads that share a latent; None: as many as is usual.
-        lossy: modes that are refused because they lose too much of V, too.
-        predict: of V, lowrank keeps only what K does not tell.
+        mode: AUTO: all modes that are exact here, and lowrank; else "lowrank" only.
+        types: allowed element types of rows; None: AUTO_TYPES, and LEVEL_TYPES for rows that age.
+        heads: KV heads that share a latent; None: the default.
+        lossy: include modes that are normally refused because of their error of V.
+        predict: lowrank stores the difference of V from its prediction from K.
     """
 
     mode: str = AUTO
@@ -60,11 +60,12 @@ class Offered:
 
 @dataclass
 class Option:
-    """One cache for one layer, folded when it is looked at.
+    """One cache for one layer, folded when an error of it is first needed.
 
     Attributes:
-        mode, type, rank, residual_type: as the runtime knows them.
-        bytes: a token, of a long context.
+        mode, type, rank, residual_type: as in LayerCache.
+        bytes: per token of a long context.
+        make: folds it. held_out: windows to measure it on.
     """
 
     mode: str
@@ -89,12 +90,12 @@ class Option:
 
     @property
     def error(self) -> float:
-        """What a target bounds."""
+        """The error that a target bounds."""
         return max(self.predicted.size, self.measured.size if self.measured else 0.0)
 
     @property
     def refused(self) -> bool:
-        """Whether a file with it would not load (gate): it computes V, or K, and loses too much of it."""
+        """Whether loading would refuse it (gate.py): it computes V or K with too large an error."""
         if self.mode not in LOSSY:
             return False
         if self.reader.fold_error() > TOO_LARGE:
@@ -105,15 +106,16 @@ class Option:
         return Offer(self.bytes, loss(self.reader), self.mode, self.type, self.rank, self.residual_type)
 
     def meets(self, target: float) -> bool:
-        """Whether every error is within the target, the dearer ones looked at last."""
+        """Whether every error is within the target; cheap ones are computed first."""
         return self.value_error <= target and self.predicted.size <= target and self.error <= target
 
     def beats(self, other: Option) -> bool:
-        """Nowhere worse, somewhere better."""
+        """Whether it dominates another option in bytes and predicted error (Pareto)."""
         return _better((self.bytes, self.predicted.size), (other.bytes, other.predicted.size))
 
     def reads_v_better(self, other: Option) -> bool:
-        """`beats` among options of k+r that differ in the residual only."""
+        """Whether it dominates an option of k+r with the same type in bytes and error of V; the residual has no
+        influence on the scores."""
         if self.mode != "k+r" or (self.mode, self.type) != (other.mode, other.type):
             return False
         return _better((self.bytes, self.value_error), (other.bytes, other.value_error))
@@ -134,16 +136,15 @@ def choose(
 
     Args:
         sample: the layer and its calibration text.
-        held_out: windows of other text; none: what is predicted has to do.
+        held_out: windows of other text; []: only predicted errors are used.
         target: relative error.
-        offered: what may be chosen.
+        offered: the caches to choose from.
         half: as `fold.reader`.
 
     Returns:
-        The option, of several with as many bytes one that needs no folded weights, and then the one with the smallest
-        error; where nothing meets the target, the one with the smallest error. And the options that no other
-        beats in bytes and error, by bytes: for grouped-query attention, where k+r has to earn its place beside kv;
-        empty otherwise.
+        The option: of those with the fewest bytes, preferably one without folded weights, then the one with the
+        smallest error; if none meets the target, the one with the smallest error. And the Pareto front of bytes and
+        error, by bytes, for grouped-query attention, where k+r is not always better than kv; else [].
     """
     options = sorted(_options(sample, held_out, offered, target, half=half), key=lambda option: option.bytes)
 
@@ -161,7 +162,7 @@ def choose(
 
 
 def _most_precise(options: list[Option]) -> Option:
-    """The one with the smallest error, without measuring those whose predicted one is larger already."""
+    """The option with the smallest error. Options whose predicted error is larger already are not measured."""
     first, *others = sorted(options, key=lambda option: option.predicted.size)
     for option in others:
         if option.predicted.size >= first.error:
@@ -171,9 +172,9 @@ def _most_precise(options: list[Option]) -> Option:
 
 
 def offers(sample: Sample, held_out: list[Window], offered: Offered = Offered(), *, half: bool) -> list[Offer]:
-    """The caches of a layer that none beats in bytes and `budget.loss`, fewest bytes first. Arguments as `choose`."""
+    """The Pareto front of a layer's caches in bytes and `budget.loss`, fewest bytes first. Arguments as `choose`."""
     options = _options(sample, held_out, offered, None, half=half)
-    by_offer = {option.offer(): replace(option) for option in options}  # less the reader, which may be large
+    by_offer = {option.offer(): replace(option) for option in options}  # copies without the reader, which may be large
     kept: list[Offer] = []
     for offer in sorted(by_offer, key=lambda one: (one.bytes, one.loss)):
         better = not kept or offer.loss < kept[-1].loss
@@ -183,9 +184,10 @@ def offers(sample: Sample, held_out: list[Window], offered: Offered = Offered(),
 
 
 def front(options: list[Option]) -> list[Option]:
-    """The options that none beats in bytes and predicted error, fewest bytes first.
+    """The Pareto front in bytes and predicted error, fewest bytes first.
 
-    Options of k+r with the same type read the same keys, so one whose V is worse for as many bytes is beaten.
+    Options of k+r with the same type read the same keys, so of these one with a larger error of V at the same bytes is
+    dropped too.
     """
     kept = [option for option in options if not any(other.reads_v_better(option) for other in options)]
     return [option for option in kept if not any(other.beats(option) for other in kept)]
@@ -194,7 +196,7 @@ def front(options: list[Option]) -> list[Option]:
 def _options(
     sample: Sample, held_out: list[Window], offered: Offered, target: float | None, *, half: bool
 ) -> Iterator[Option]:
-    """target: None: whatever the error."""
+    """All caches to choose from. target: None: not limited by an error."""
     attention = sample.weights.attention
     for type_name in AUTO_TYPES if offered.types is None else offered.types:
         for mode in attention.predictable() if offered.mode == AUTO else ():
@@ -209,7 +211,7 @@ def _options(
 
 
 def _aging(sample: Sample, held_out: list[Window], offered: Offered) -> Iterator[Option]:
-    """lowrank in every oldest level."""
+    """Mode lowrank, for every combination of types and part of V in the oldest level."""
     types = offered.level_types
     shared = None if offered.predict else LowRank(sample, heads=offered.heads)
     for type_k in types:
@@ -238,11 +240,11 @@ def _singular(sample: Sample, mode: str) -> bool:
 def _conditioned(
     sample: Sample, held_out: list[Window], type_name: str, target: float | None, *, half: bool
 ) -> Iterator[Option]:
-    """k+r with the smallest rank, and some above it, at which V is expected to meet the target; without one, parts of
-    V's width."""
+    """k+r with the smallest rank at which V is expected to meet the target, and some larger ranks; without a target,
+    with ranks that are fractions of V's width."""
     attention = sample.weights.attention
     grouped, width = attention.kv_width < attention.d, attention.kv_width
-    most = width if grouped or target is None else width // 2  # of V that K nearly knows, half is mostly enough
+    most = width if grouped or target is None else width // 2  # with MHA K nearly determines V: half is mostly enough
     fold = Conditioned(sample, type_name, half=half, max_rank=most)
     if target is not None:
         enough = [rank for kind in RESIDUAL_TYPES if (rank := fold.smallest_rank(kind, target)) is not None]
@@ -266,15 +268,15 @@ def _at(fold: Conditioned, rank: int, residual_type: str) -> Callable[[], Reader
 
 
 def share_of_v(sample: Sample) -> float:
-    """The share of V's variance that an exact K predicts: 1 - tr(C) / E|v|^2, with no noise and no residual.
+    """The fraction of V's variance that an unrounded K predicts: 1 - tr(C) / E|v|^2, without noise and residual.
 
-    1 where W_K has an inverse; with grouped-query attention what K knows of V.
+    It is 1 if W_K has an inverse, and less with grouped-query attention.
     """
     weights, moment = sample.weights, sample.moment
     if not sample.value_energy:
         return 1.0
     energy = np.einsum("ij,ij->j", weights.w_k, moment @ weights.w_k)
-    # far below any signal: S may be singular
+    # regularises, far below any signal: S may be singular
     floor = np.maximum(energy, energy.max(initial=0.0) * 1e-6) * 1e-12
     weight = wiener(moment, weights.w_k, weights.w_v, floor)
     missed = weights.w_v - weights.w_k @ weight
@@ -282,5 +284,5 @@ def share_of_v(sample: Sample) -> float:
 
 
 def kv_bytes(sample: Sample) -> int:
-    """Bytes a token of kv f16, which others are compared with."""
+    """Bytes per token of kv f16, the reference."""
     return bytes_per_token(planes(sample.weights.attention, "kv", "f16"))

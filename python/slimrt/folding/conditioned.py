@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mode k+r in one layer: K, a prediction of V from K as it reads back, and a residual in a few directions."""
+"""Mode k+r in one layer: K, a prediction of V from the rounded K, and a residual in a few directions."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from slimrt.folding.window import KeyNoise, Window
 
 
 class Conditioned:
-    """The conditioned fold of a layer for one element type of K, for every rank up to a largest.
+    """The conditioned fold of a layer for one element type of K, for every rank up to max_rank.
 
-    k' = k / s is stored and reads back as k^; v is predicted as k^ W', W' the Wiener filter as it is stored, so that
-    what its own rounding costs is corrected too. What is missing is stored in the directions B in which it is largest:
-    rho' = (x W_V - k^ W') B / sigma. Channels of rho' share a scale, hence sigma: with a common step t, sum sigma_i^2
-    t^2 is least when all |rho'_i| reach the same size (see `planes.static_scales`); the root mean square serves.
+    k' = k / s is stored and reads back as k^. v is predicted as k^ W', where W' is the Wiener filter after its own
+    rounding, so that the residual corrects that too. The rest is stored in the directions B in which it is largest:
+    rho' = (x W_V - k^ W') B / sigma. Channels of rho' share a scale, hence sigma: with a common step t, the error
+    sum sigma_i^2 t^2 is least when all |rho'_i| reach the same maximum (see `planes.static_scales`), which their root
+    mean square approximates.
 
     Args:
         sample: the layer and its text.
-        type_name: of K's plane.
-        half: store W' in float16 with a scale a row, beside types with 8 bits or fewer.
-        max_rank: directions to prepare.
+        type_name: element type of K's plane.
+        half: store W' in float16 with one scale per row, if type_name has 8 bits or fewer.
+        max_rank: number of directions to prepare.
     """
 
     def __init__(self, sample: Sample, type_name: str, *, half: bool, max_rank: int):
@@ -51,8 +52,8 @@ class Conditioned:
 
     def _fit(self, w_k: np.ndarray) -> np.ndarray:
         sample, a = self.sample, self.sample.weights.attention
-        if self.type == "f32" and a.kv_width >= a.d:  # nothing to expect: the limit is slim attention itself
-            with suppress(CacheUnsupportedError):  # W_K is singular: the residual has what K lost
+        if self.type == "f32" and a.kv_width >= a.d:  # no noise to expect: the fold becomes that of slim attention
+            with suppress(CacheUnsupportedError):  # W_K is singular: the residual holds what K has lost
                 return sample.v_from_k.weight
         of_weight = noise.of_float("f16") if self._halved else 0.0
         expected = self.noise + of_weight * noise.energy(self.rows)
@@ -65,7 +66,7 @@ class Conditioned:
         return out
 
     def _store(self, weight: np.ndarray) -> None:
-        """Keep W' as it is stored, and the tensors that say so."""
+        """Round W' to its stored type, and make its tensors."""
         self.tensors: dict[str, np.ndarray] = {}
         if self._halved:
             rows, scale = half_rows(weight.T)
@@ -79,14 +80,14 @@ class Conditioned:
 
     @cached_property
     def sigma(self) -> np.ndarray:
-        """What each direction is divided by [max rank]."""
+        """The divisor of each direction [max rank]."""
         deviation = np.sqrt(self.values)
         largest = float(deviation.max(initial=0.0))
         return np.maximum(deviation, 1e-6 * largest) if largest else np.ones(len(deviation))
 
     @cached_property
     def residual_tensors(self) -> dict[str, np.ndarray]:
-        """Those of the largest rank; a smaller one has their first rows, or columns."""
+        """The residual's tensors for the largest rank; a smaller rank uses their first rows, or columns."""
         per_sigma = self.basis / self.sigma
         return {
             "attn_kr_x.weight": np.ascontiguousarray((self.sample.w_computed @ per_sigma).T, np.float32),
@@ -101,7 +102,7 @@ class Conditioned:
         return np.asarray(self.sample.x @ tensors["attn_kr_x.weight"].T + read_back @ tensors["attn_kr_k.weight"].T)
 
     def residual_noise(self, rank: int, residual_type: str) -> np.ndarray:
-        """Variance of the stored residual in each direction of V-space it stands for [rank]."""
+        """Noise variance of the stored residual, times sigma^2: in each direction of V that it corrects [rank]."""
         if not rank:
             return np.zeros(0)
         rows = self._residuals[:, :rank]
@@ -114,8 +115,9 @@ class Conditioned:
         return np.asarray(noise.energy(rounding) * self.sigma[:rank] ** 2 + sums)
 
     def left(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """What no residual of this rank holds: variance in each channel of V that the row's rounding makes [e_v], and
-        v - v^ as x times this [d, e_v]. That of the last rank is kept, for residuals of other types."""
+        """The error of V that a residual of this rank leaves: the variance in each channel that the rounding of the row
+        causes [e_v], and the matrix M with v - v^ = x M apart from that [d, e_v]. The result for the last rank is
+        cached, for residuals of other types."""
         if self._left is None or self._left[0] != rank:
             basis = self.basis[:, :rank]
             weight = self.weight - (self.weight @ basis) @ basis.T
@@ -124,25 +126,25 @@ class Conditioned:
 
     @cached_property
     def kept_noise(self) -> np.ndarray:
-        """Variance of V that is kept."""
+        """Noise variance in each channel of the stored V of heads that keep V."""
         return self.row.kept_noise()
 
     @cached_property
     def read_noise(self) -> np.ndarray:
-        """Variance of the float32 sum that reads V back, which no residual knows of [slim]."""
+        """Variance of the float32 sums that compute V from a row, which no residual can correct [slim]."""
         return noise.of_reading(noise.energy(self.rows), self.weight, noise.energy(self.v))
 
     def key_noise(self, window: Window) -> KeyNoise:
-        """Of the keys, whatever the rank."""
+        """Noise of the keys, which does not depend on the rank."""
         return self.row.key_noise(window)
 
     @cached_property
     def score_error(self) -> float:
-        """What errors of scores do to attention's output over the sample, as a sum of squares."""
+        """Sum of squares over the sample of the error of attention's output that errors of scores cause."""
         return sum(window.from_scores(self.key_noise(window)) for window in self.sample.windows)
 
     def value_error(self, rank: int, residual_type: str) -> float:
-        """Expected relative error of V: what the directions left out carry, and the rounding of the residual."""
+        """Expected relative error of V: from the directions left out, and from the rounding of the residual."""
         wanted = self.sample.value_energy
         left = max(self.total - float(self.values[:rank].sum()), 0.0)
         left += float(self.residual_noise(rank, residual_type).sum() + self.read_noise.sum() + self.kept_noise.sum())
@@ -160,7 +162,7 @@ class Conditioned:
         return int(ranks[high])
 
     def reader(self, rank: int, residual_type: str) -> KrReader:
-        """The mode at one rank and type of the residual."""
+        """The Reader for one rank and type of the residual."""
         return KrReader(self, rank, residual_type if rank else "")
 
 
@@ -173,7 +175,7 @@ class KrReader(Reader):
         super().__init__(fold.sample, fold.type)
         sample = fold.sample
         self.planes = planes(sample.weights.attention, "k+r", fold.type, rank, residual_type, sample.v_heads)
-        self.cond = fold.sample.cond  # nothing is inverted, but this is what an inverse would amplify by
+        self.cond = fold.sample.cond  # for comparison only: nothing is inverted
         self.fold, self.rank, self.residual_type = fold, rank, residual_type
         residual = fold.residual_tensors if rank else {}
         self.tensors = fold.tensors | {
@@ -190,7 +192,7 @@ class KrReader(Reader):
         return self.fold.key_noise(window)
 
     @property
-    def score_error(self) -> float:  # whatever the rank
+    def score_error(self) -> float:  # does not depend on the rank: cached in the fold
         return self.fold.score_error
 
     def read(self, window: Window) -> tuple[np.ndarray, np.ndarray]:

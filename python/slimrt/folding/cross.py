@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-attention offline: the folds of modes k and e1, and what rounding makes of them (docs/cache-math.md).
+"""Folding cross-attention for modes k and e1, and predicting their error (docs/cache-math.md).
 
-k: V_N = K_N W_K,N^-1 W_V,N. e1: K_N = K_1 W_K,1^-1 W_K,N and V_N = K_1 W_K,1^-1 W_V,N. Exact in exact arithmetic; the
-rounding of the stored row comes out amplified by the inverse (section 2), which is why it is predicted here.
+In layer N, mode k: V_N = K_N W_K,N^-1 W_V,N. Mode e1: K_N = K_1 W_K,1^-1 W_K,N and V_N = K_1 W_K,1^-1 W_V,N. Both are
+exact in exact arithmetic; the inverse amplifies the rounding of stored rows (section 2), by an amount predicted here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from slimrt.plumbing import progress as bars
 
 @dataclass(frozen=True)
 class Product:
-    """What a row is multiplied by: name of the tensor after the layer's prefix, weight [e_in, e_out] float64, and the
-    projection of the encoder's output that it stands for [d, e_out]."""
+    """A folded weight: name of its tensor after the layer's prefix, weight [e_in, e_out] float64, and w_out [d, e_out],
+    the projection of the encoder's output that a row times the weight gives."""
 
     name: str
     weight: np.ndarray
@@ -39,8 +39,8 @@ class CrossFold:
     """One layer's cross-attention folded.
 
     Attributes:
-        cond: of the projection that is inverted.
-        w_in: what makes the row of the encoder's output [d, e_in], float64.
+        cond: condition of the projection that is inverted.
+        w_in: the projection of the encoder's output that is stored [d, e_in], float64.
     """
 
     weights: LayerWeights
@@ -54,7 +54,7 @@ class CrossFold:
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
-        """By full name, float32 [e_out, e_in]; never a smaller type, as `exact.stored`."""
+        """Full name -> float32 [e_out, e_in]; never a smaller type, for the reason given in `exact.stored`."""
         prefix = self.weights.attention.prefix(self.layer)
         return {prefix + one.name: np.ascontiguousarray(one.weight.T, np.float32) for one in self.products}
 
@@ -64,13 +64,13 @@ class CrossFold:
 
     @cached_property
     def _rows(self) -> np.ndarray:
-        """What would be stored of some encoder states, float32 [n, e_in]."""
+        """Rows of random encoder states before rounding, float32 [n, e_in]."""
         return self._inputs @ self.w_in.astype(np.float32)
 
     def error(self, type_name: str) -> float:
         """Expected relative error of what is computed from rows of this type: the larger of K's and V's.
 
-        The last norm's output before gain and shift is taken to be white, as `calibrate.white_inputs` does.
+        The output of the encoder's last norm is assumed to be white before weight and bias (`calibrate.white_inputs`).
         """
         attention = self.weights.attention
         plane = Plane(attention.kv_width, attention.n_kv_heads, type_name)
@@ -83,7 +83,7 @@ class CrossFold:
 
 
 def require_cross(attention: Attention, mode: str) -> None:
-    """Raises CacheUnsupportedError unless folding for the mode is exact here; ValueError for one that needs no fold."""
+    """Raises CacheUnsupportedError unless folding for the mode is exact here; ValueError if it needs no folding."""
     if mode not in CROSS_FOLDED:
         raise ValueError(f"cross-attention mode {mode!r} needs no fold; those that do: {', '.join(CROSS_FOLDED)}")
     if reason := attention.refusal(mode):
@@ -94,11 +94,11 @@ def require_cross(attention: Attention, mode: str) -> None:
 
 
 def folds(model: ModelData, mode: str, layers: Collection[int] | None = None) -> Iterator[CrossFold]:
-    """Fold the cross-attention of a decoder's layers, one after another; layers: which (None: all).
+    """Fold the cross-attention of a decoder's layers, one at a time. layers: their indices; None: all.
 
     Raises:
         UnsupportedError: the model has no encoder. ValueError, CacheUnsupportedError: as `require_cross`, or a
-            projection to invert is singular.
+            projection to be inverted is singular.
         ModelFormatError: a tensor is missing or not finite.
     """
     attention = Attention.cross(model)
@@ -116,15 +116,16 @@ def folds(model: ModelData, mode: str, layers: Collection[int] | None = None) ->
             )
         parts = np.split(weight, len(wanted), axis=1)
         if mode == "e1" and layer == 0:
-            parts[0] = np.eye(attention.kv_width)  # its own K: what is stored
+            parts[0] = np.eye(attention.kv_width)  # layer 0 reads its own K, which is stored
         products = zip(CROSS_FOLDED[mode], parts, wanted, strict=True)
         yield CrossFold(LayerWeights(model, attention, layer), cond, w_in, tuple(Product(*one) for one in products))
 
 
 def fold_cross(model: ModelData, mode: str, layers: Sequence[int], *, progress: bool = True) -> dict[str, np.ndarray]:
-    """Return what a cross-attention mode needs beyond a plain GGUF's own tensors, by name, float32 [e_out, e_in].
+    """Return the tensors that a cross-attention mode needs in addition to the model's own: name -> float32 [e_out,
+    e_in].
 
-    Errors as `folds`. progress: show a bar on stderr, when that is a terminal.
+    Errors as `folds`. progress: show a bar on stderr if that is a terminal.
     """
     made: dict[str, np.ndarray] = {}
     with bars.bar(bars.wanted(None) and progress, len(layers), "folding", "layer") as update:

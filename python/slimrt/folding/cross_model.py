@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converting for a mode of cross-attention: the folded tensors, what the file says of them, and what is refused."""
+"""Converting for a mode of cross-attention: the folded tensors, their metadata, and what is refused."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from slimrt.plumbing import progress as bars
 
 
 def check_cross(model: ModelData, mode: str | None, type_name: str) -> None:
-    """Refuses what no conversion could do, before it begins.
+    """Refuse impossible conversions before they begin.
 
     Raises:
-        ValueError: an unknown mode or type, or a type and no mode.
+        ValueError: an unknown mode or type, or a type without a mode.
         UnsupportedError: the model has no encoder. CacheUnsupportedError: K is too narrow for the mode.
     """
     if type_name not in (AUTO, *CACHE_TYPES):
@@ -43,10 +43,11 @@ def check_cross(model: ModelData, mode: str | None, type_name: str) -> None:
 def fold_cross_model(
     model: ModelData, mode: str, type_name: str, spool: Path, *, allow_lossy: bool = False, show_progress: bool
 ) -> tuple[ModelData, list[CrossReport]]:
-    """Return the model with what the mode needs, which waits in files of `spool`, and the reports ([]: nothing).
+    """Return the model with the folded tensors of the mode, whose data is in files in `spool`, and a report per layer;
+    the model itself and [] if the mode needs no folding.
 
     Raises:
-        CacheUnsupportedError: a W_K that has to be inverted is singular, or amplifies the type's rounding too much.
+        CacheUnsupportedError: a W_K to be inverted is singular, or (without allow_lossy) the error is too large.
     """
     if mode not in CROSS_FOLDED:
         return model, []
@@ -64,7 +65,7 @@ def fold_cross_model(
 
 
 def cross_fields(reports: Sequence[CrossReport], mode: str, type_name: str) -> dict[str, GGUFValue]:
-    """What the runtime does when it is left to the file, and the report, a value a layer."""
+    """Metadata: the mode and type that the runtime uses by default, and the reports, one value per layer."""
     fields = {"slimrt.cache.cross": string(mode)}
     if type_name != AUTO:
         fields["slimrt.cache.cross_type"] = string(type_name)
@@ -77,15 +78,15 @@ def cross_fields(reports: Sequence[CrossReport], mode: str, type_name: str) -> d
 
 
 def require_all_precise(model: ModelData, layers: Sequence[LayerReport]) -> None:
-    """Refuses folds of self-attention that lose too much, as predicted or as measured on text held out."""
+    """Refuse folds of self-attention whose error is too large, as predicted or as measured on held-out text."""
     for layer in layers:
         if (error := lost(layer)) is not None:
             require_precise(model, Lossy(SELF, layer.mode, layer.type), layer.layer, error)
 
 
 def lost(layer: LayerReport) -> float | None:
-    """What a layer loses of V, or of K in mode "v": the larger of predicted and measured; None where nothing is
-    computed from a stored row that is not its own."""
+    """A layer's relative error of V (in mode "v": of K), the larger of predicted and measured; None if its mode stores
+    both, or x."""
     if layer.mode not in LOSSY:
         return None
     measured = layer.measured.value if layer.measured and layer.mode != "v" else 0.0

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slim attention offline: V from K, or K from V, in float64 (Graef and Wasielewski, "Slim attention", section 2).
+"""The exact folds of slim attention: V from K, or K from V (Graef and Wasielewski, "Slim attention", section 2).
 
-Exact in exact arithmetic; what rounding makes of it is in precision.py, the fold that expects rounding in wiener.py.
+Computed in float64, and exact in exact arithmetic; precision.py measures the effect of rounding, wiener.py has a fold
+that allows for it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ FOLDED = {mode: modes.FOLDED[mode] for mode in modes.INVERTED}  # mode -> the te
 
 @dataclass(frozen=True)
 class Fold:
-    """What computes one projection from the other.
+    """A matrix that computes one projection from the other.
 
     Attributes:
-        layer: which.
+        layer: index of the layer.
         weight: W [e_in, e_out] with W_in W = W_out, float64.
         cond: largest over smallest singular value of W_in.
         w_in, w_out: the projections, [d, e_in] and [d, e_out], float64.
@@ -38,15 +39,15 @@ class Fold:
 def fold_matrix(w_in: np.ndarray, w_out: np.ndarray) -> tuple[np.ndarray, float]:
     """Return W with w_in @ W = w_out, and the condition number of w_in.
 
-    The inverse for a square w_in, W_in^T (W_in W_in^T)^-1 W_out for a wide one; that through W_in^T = Q R, since the
-    product would square the condition. One elimination gives the inverse too, whose norm is the condition's other
-    half; a singular value decomposition says no more and takes many times as long.
+    W = W_in^-1 W_out if w_in is square, W_in^T (W_in W_in^T)^-1 W_out if it is wide; the latter by W_in^T = Q R, since
+    forming the product would square the condition. One LU factorisation also gives the inverse, whose norm is needed
+    for the condition number; a singular value decomposition would take many times as long.
 
     Args:
         w_in: [d, e], e >= d.  w_out: [d, e_out].
 
     Returns:
-        W [e, e_out] float64, and the condition: infinite when w_in has not rank d, and W is then of no use.
+        W [e, e_out] float64, and the condition number; infinite if w_in has a rank below d, and W is then 0.
     """
     d, e = w_in.shape
     q, square = None, w_in
@@ -65,7 +66,7 @@ def fold_matrix(w_in: np.ndarray, w_out: np.ndarray) -> tuple[np.ndarray, float]
 
 
 def condition(w: np.ndarray) -> float:
-    """The largest over the smallest singular value of a matrix of any shape; infinite when its rank is less."""
+    """Condition number of a matrix of any shape: largest over smallest singular value; infinite if rank-deficient."""
     tall = w if w.shape[0] >= w.shape[1] else w.T
     square: np.ndarray = np.asarray(np.linalg.qr(tall, mode="r")) if tall.shape[0] > tall.shape[1] else tall
     return fold_matrix(square, square[:, :0])[1]
@@ -83,14 +84,14 @@ def fold_layer(model: ModelData, attention: Attention, mode: str, layer: int) ->
     """Fold one layer for mode "k" (V from K) or "v" (K from V).
 
     Raises:
-        CacheUnsupportedError: the projection to fold is singular.
+        CacheUnsupportedError: the projection to be inverted is singular.
         ModelFormatError: a tensor is missing or not finite.
     """
     return folded(attention, mode, layer, *projections(model, attention, layer))
 
 
 def folded(attention: Attention, mode: str, layer: int, w_k: np.ndarray, w_v: np.ndarray) -> Fold:
-    """`fold_layer` of projections that are already in memory."""
+    """`fold_layer` for projections that are already in memory."""
     w_in, w_out = (w_k, w_v) if mode == "k" else (w_v, w_k)
     weight, cond = fold_matrix(w_in, w_out)
     if not np.isfinite(cond):
@@ -101,7 +102,8 @@ def folded(attention: Attention, mode: str, layer: int, w_k: np.ndarray, w_v: np
 def stored(fold: Fold) -> np.ndarray:
     """A fold's weight as it is stored: float32 [e_out, e_in].
 
-    Never a smaller type: W has the inverse's large entries, and its rounding is amplified as K's is (docs/cache-math.md
-    section 2, rule 3: W in bf16 costs 11 % of V, in f16 with scales 1.4 %, in f32 2e-6).
+    Never a smaller type: W has large entries from the inverse, so its rounding matters as much as that of K
+    (docs/cache-math.md section 2, rule 3: the error of V is 11 % with W in bf16, 1.4 % in f16 with scales, 2e-6 in
+    f32).
     """
     return np.ascontiguousarray(fold.weight.T, np.float32)

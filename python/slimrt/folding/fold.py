@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folding: what a cache mode needs in each layer beyond a model's own tensors."""
+"""Folding: computing the tensors that a cache mode needs in each layer in addition to the model's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slimrt.modelfile.gguf import GgufPath, opened, read_gguf
 from slimrt.modes import FOLDED, default_residual
 from slimrt.plumbing import progress as bars
 
-# In the names of these tensors:
+# modes without a residual, levels, or another option
 _PLAIN: dict[str, Callable[[Sample, str], Reader]] = {
     "kv": KvReader,
     "k": KReader,
@@ -41,14 +41,14 @@ def reader(
     """Fold one layer for a mode.
 
     Args:
-        sample: the layer and what it is folded for.
-        mode: a mode that is legal here. type_name: of its rows; of mode "lowrank" its levels.
+        sample: the layer and the text it is folded for.
+        mode: a mode that is legal here. type_name: element type of its rows; of mode "lowrank" its levels.
         rank, residual_type: of mode "k+r"; None: the default.
-        half: folds may be float16 beside types that are coarser anyway.
-        heads: KV heads that share a latent, of mode "lowrank"; None: as many as is usual.
+        half: folded weights may be float16 if rows have 8 bits or fewer.
+        heads: KV heads that share a latent, of mode "lowrank"; None: the default.
 
     Raises:
-        CacheUnsupportedError: a projection that has to be inverted is singular.
+        CacheUnsupportedError: a projection to be inverted is singular.
     """
     if mode == "k+r":
         usual = default_residual(mode, type_name, sample.slim)
@@ -75,23 +75,24 @@ def fold_layers(
     progress: bool = True,
     judge: Callable[[int, float, str], object] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return what a cache mode needs beyond a plain GGUF's own tensors, to load it without converting.
+    """Return the tensors that a cache mode needs in addition to those of a plain GGUF file, for loading it without a
+    conversion.
 
     Args:
-        path: a GGUF file, or one that is open.
+        path: a GGUF file, or an open one.
         mode: "k", "v", "k+r", "xr" or "lowrank".
-        cache_type: element type of the rows, which k+r and xr are folded for; of lowrank its levels.
+        cache_type: element type of the rows, for which k+r and xr are folded; of lowrank its levels.
         rank, residual_type: of the residual of k+r; None: the default for the type.
         calibration: a text file for k+r, xr and lowrank; None: the built-in text, if the model has a tokenizer; "none":
-            none.
-        layers: which; None: all. Those that read another layer's rows need nothing.
-        progress: show a bar on stderr, when that is a terminal.
-        judge: is told of each layer the expected relative error of what is computed from its rows, and for what inputs;
-            may raise to refuse.
+            no text.
+        layers: indices; None: all. Layers that read another layer's rows are skipped.
+        progress: show a bar on stderr if that is a terminal.
+        judge: called as f(layer, error, inputs) with the expected relative error of what is computed from the layer's
+            rows, and the inputs for which it is predicted; may raise to refuse it.
 
     Returns:
-        Tensors by name ("blk.N.attn_kv.weight", ...), float32: for "k" [e_v, e_k] with V = K @ it.T, for "v"
-        [e_k, e_v] with K = V @ it.T. Folded in float64, one layer in memory at a time.
+        Tensors by name ("blk.N.attn_kv.weight", ...), float32: for "k" W [e_v, e_k] with V = K @ W.T, for "v" W
+        [e_k, e_v] with K = V @ W.T. Folded in float64, one layer in memory at a time.
 
     Raises:
         ValueError: another mode, or a rank wider than V.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cache mode whose error of V is over 5 % in a layer does not run unasked: there is always one that loses less.
+"""Refuses cache modes whose error of V is over 5 % in a layer, unless allow_lossy is set: there is always a better one.
 
 Modes k, v and e1 invert a projection, which amplifies the rounding of stored rows; k+r may have too small a residual.
-What types lose by themselves (kv in 4 bits) is not looked at. Published measurements of Whisper's cross-attention
-(docs/cache-math.md, section 2): with float16 rows, mode k keeps V within 5 % in no layer of any size.
+The error of types by themselves (kv in 4 bits) is not limited. Published measurements of Whisper's cross-attention
+(docs/cache-math.md, section 2): with float16 rows, mode k keeps V within 5 % in no layer of any model size.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from slimrt.modes import (
 _INVERTS = "it inverts a projection, which amplifies the rounding of the stored row"
 _PARTIAL = "K tells a part of V, and the residual of this rank and type does not hold the rest"
 CROSS, SELF = "cross-attention", "self-attention"
-CHEAP = 2 * 10**10  # products of all layers' matrices: up to there, folding takes about a second
+CHEAP = 2 * 10**10  # multiply-adds of all layers' matrix products, with which folding takes about a second
 
 
 @dataclass(frozen=True)
 class Lossy:
-    """What is kept of each token, perhaps in a mode that loses something.
+    """The cached rows of one of a layer's attentions, in a mode that may be lossy.
 
     Attributes:
-        part: CROSS or SELF. mode: of these. type: of their elements.
+        part: CROSS or SELF. mode: a mode of that attention. type: element type of its rows.
         residual: rank and type, of k+r; None: the default for the type.
     """
 
@@ -51,12 +51,12 @@ class Lossy:
 
     @property
     def loses(self) -> bool:
-        """Whether it may lose too much: even float32 rows do, where W_K is nearly singular."""
+        """Whether its error may be too large: with a nearly singular W_K it is even with float32 rows."""
         return self.mode in (CROSS_LOSSY if self.part == CROSS else LOSSY)
 
     @property
     def lost(self) -> str:
-        """What is computed from the rows, and not quite what it was: "V", "K" or "K and V"."""
+        """What is computed from the rows, with an error: "V", "K" or "K and V"."""
         if self.part == CROSS:
             return "K and V" if len(CROSS_FOLDED[self.mode]) > 1 else "V"
         return COMPUTED[self.mode]
@@ -68,8 +68,8 @@ def is_cheap(attention: Attention) -> bool:
 
 
 def written(model: ModelData, rows: Lossy) -> dict[int, float]:
-    """The errors that a conversion for these rows wrote into the file, the larger of predicted and measured, by layer;
-    {} where it says nothing of them."""
+    """Layer -> error that a conversion for these rows wrote into the file, the larger of predicted and measured; {} if
+    it has none for them."""
     modes = _names(model, "slimrt.cache.modes")
     if rows.part == CROSS:
         same = model.value("slimrt.cache.cross") == rows.mode
@@ -87,12 +87,12 @@ def written(model: ModelData, rows: Lossy) -> dict[int, float]:
 
 
 def _names(model: ModelData, key: str) -> list[str]:
-    """An array of names, which a file gives as bytes."""
+    """An array of names, whose elements are bytes when read from a file."""
     return [name.decode() if isinstance(name, bytes) else name for name in model.value(key, [])]
 
 
 def _residual(model: ModelData, layer: int) -> tuple[int, str]:
-    """Rank and type of the residual that a layer was folded with."""
+    """Rank and type of the residual that a layer was converted with; (0, "") if none."""
     ranks, types = model.value("slimrt.cache.ranks", []), _names(model, "slimrt.cache.residual_types")
     return (ranks[layer], types[layer]) if layer < min(len(ranks), len(types)) and ranks[layer] else (0, "")
 
@@ -105,12 +105,12 @@ def _asked(model: ModelData, rows: Lossy) -> tuple[int, str]:
 def predicted(model: ModelData, rows: Lossy, layers: Collection[int] | None = None) -> Iterator[tuple[int, float]]:
     """The expected relative error of what each layer computes from its rows: (layer, error).
 
-    What a conversion wrote into the file is taken from there; the rest is folded again, a layer at a time, for white
-    inputs.
+    Errors that a conversion wrote into the file are taken from there; other layers are folded again, one at a time, and
+    their error is predicted for white inputs.
 
     Args:
-        model: of a GGUF file. rows: what its layers keep.
-        layers: which; None: all.
+        model: from a GGUF file. rows: the cached rows of its layers.
+        layers: indices; None: all.
 
     Raises:
         CacheUnsupportedError, ModelFormatError: as `cross.folds`.
@@ -130,17 +130,17 @@ def predicted(model: ModelData, rows: Lossy, layers: Collection[int] | None = No
 
 
 def predicts_fast(model: ModelData, rows: Lossy, layers: Collection[int]) -> bool:
-    """Whether `predicted` takes no longer than about a second."""
+    """Whether `predicted` takes at most about a second."""
     return set(layers) <= written(model, rows).keys() or is_cheap(Attention.of(model))
 
 
 def white_sample(model: ModelData, attention: Attention, layer: int, v_heads: int = 0) -> Sample:
-    """A layer with the inputs that are assumed where there is no text."""
+    """A layer's sample with the white inputs that are assumed if there is no text."""
     return replace(Calibration("", model, attention, []).layer(layer)[0], v_heads=v_heads)
 
 
 def _v_heads(model: ModelData, rows: Lossy, layer: int) -> int:
-    """KV heads of which a layer was folded to keep V, in the mode that the file has."""
+    """How many KV heads of a layer store V, if the file was converted for this mode; else 0."""
     heads, modes = model.value("slimrt.cache.v_heads", []), _names(model, "slimrt.cache.modes")
     return heads[layer] if heads and modes[layer] == rows.mode else 0
 
@@ -150,7 +150,7 @@ def _folded_error(sample: Sample, rows: Lossy) -> float:
 
 
 def percent(error: float) -> str:
-    """With as many digits as tell it from the limit: 5.03 % is no 5.0 %."""
+    """The error in percent, with enough digits to differ from the limit: 5.03 % is not shown as 5.0 %."""
     for digits in range(1, 6):
         if round(error, digits + 2) != TOO_LARGE:
             break
@@ -158,10 +158,10 @@ def percent(error: float) -> str:
 
 
 def require_precise(model: ModelData, rows: Lossy, layer: int, error: float, inputs: str = "") -> bool:
-    """Whether an error wants a word of caution. inputs: what it was predicted for.
+    """Whether an error deserves a warning. inputs: a phrase on the inputs for which it was predicted.
 
     Raises:
-        CacheUnsupportedError: it is too large; names the figure, the layer, and what to use.
+        CacheUnsupportedError: it is too large; names the error, the layer, and what to use.
     """
     if error <= TOO_LARGE or not rows.loses:
         return error > CAUTION
@@ -175,7 +175,7 @@ def require_precise(model: ModelData, rows: Lossy, layer: int, error: float, inp
 
 
 def _instead(model: ModelData, rows: Lossy, layer: int) -> str:
-    """The nearest modes that are fine in this layer, of the same type or else of a larger one."""
+    """Advice: the modes that are precise enough in this layer, in the same type or else in a larger one."""
     if rows.part == CROSS:
         return "use e (--cross e), which inverts nothing"
     attention = Attention.of(model)
@@ -196,14 +196,15 @@ def _instead(model: ModelData, rows: Lossy, layer: int) -> str:
 
 
 def _or_f32(model: ModelData, rows: Lossy, layer: int) -> str:
-    """The same mode in float32, where it is fine there."""
+    """Advice: the same mode in float32, if that is precise enough."""
     wide = replace(rows, type="f32")
     fine = rows.type != "f32" and all(error <= TOO_LARGE for _, error in predicted(model, wide, [layer]))
     return ", or type f32" if fine else ""
 
 
 def check(model: ModelData, rows: Lossy, layers: Collection[int] | None = None) -> list[int]:
-    """The layers whose error wants caution; stops at the first that is refused. Errors as both functions above."""
+    """The layers whose error deserves a warning; stops at the first that is refused. Errors as predicted() and
+    require_precise()."""
     if not rows.loses:
         return []
     found = predicted(model, rows, layers)

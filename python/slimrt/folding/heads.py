@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which heads keep V beside K in modes k and k+r: those whose attention spreads over the most tokens.
+"""Which heads store V beside K in modes k and k+r: those whose attention is spread over the most tokens.
 
-Reading V through K costs a slim head as many products as K is wide for each token that it attends to, and a head that
-keeps V one head's. What a head needs of a context is its active share: of the tokens that a query sees, those left when
-the smallest softmax weights are left out whose squares add up to at most DELTA^2. The spread is between heads, not
-between tokens, so whole heads are chosen, over all layers at once.
+For each token that it attends to, a slim head (whose V is computed from K) costs as many multiply-adds as K is wide, a
+head with stored V only head_dim. How many tokens a head needs is its active share: of the tokens that a query sees, the
+fraction left after skipping the smallest softmax weights whose squares sum to at most DELTA^2. Active shares differ
+between heads more than between tokens, so whole heads are chosen, over all layers at once.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from slimrt.folding.window import Window
 from slimrt.modelfile.gguf import F32, ModelData, Tensor
 from slimrt.plumbing import progress as bars
 
-DELTA = 0.02  # about 1e-4 nats of KL divergence on the trained models where it was looked at
+DELTA = 0.02  # costs about 1e-4 nats of KL divergence on the trained models on which it was measured
 
-Order = NDArray[np.intp]  # of KV heads, slim ones first
+Order = NDArray[np.intp]  # a permutation of KV heads, slim ones first
 
 
 def refusal(attention: Attention) -> str:
-    """Why no head can keep V here; empty where some can."""
+    """Why no head can store V here; "" if heads can."""
     if attention.encoder_decoder:
         return "a text says nothing of a decoder beside an encoder, and so not which heads to choose"
     if attention.owners and list(attention.owners) != list(range(attention.n_layers)):
@@ -40,12 +40,12 @@ def refusal(attention: Attention) -> str:
 
 
 def keeping_heads(known: Calibration, share: float, *, show_progress: bool) -> NDArray[np.bool_]:
-    """Return which KV heads are to keep V [n_layers, n_kv_heads]: of all of the model those with the largest active
-    shares. A layer may have none, or all.
+    """Return a mask of the KV heads that store V [n_layers, n_kv_heads]: those with the largest active shares in the
+    model. A layer may have none, or all.
 
     Args:
-        known: a model and what a text does to it.
-        share: of the heads, above 0 and below 1; at least one is chosen.
+        known: a model and its calibration.
+        share: fraction of the heads to choose, above 0 and below 1; at least one is chosen.
     """
     attention = known.attention
     shares = np.zeros((attention.n_layers, attention.n_kv_heads))
@@ -61,7 +61,8 @@ def keeping_heads(known: Calibration, share: float, *, show_progress: bool) -> N
 
 
 def active_shares(windows: Sequence[Window]) -> NDArray[np.float64]:
-    """Of each KV head [n_kv_heads], over the later half of the queries, which see the most tokens."""
+    """The active share of each KV head [n_kv_heads], the mean over the later half of the queries (which see the most
+    tokens) and the head's query heads."""
     attention = windows[0].weights.attention
     found = np.zeros(attention.n_heads)
     for window in windows:
@@ -73,20 +74,20 @@ def active_shares(windows: Sequence[Window]) -> NDArray[np.float64]:
 
 
 def kept_rows(p: np.ndarray) -> NDArray[np.intp]:
-    """How many weights of each query [queries] are left when the smallest ones of p [queries, n] are left out."""
+    """How many weights of each query [queries] are left after skipping the smallest ones of p [queries, n]."""
     skipped = np.cumsum(np.sort(np.square(p), axis=1), axis=1)
     return np.asarray(p.shape[1] - (skipped <= DELTA**2).sum(axis=1))
 
 
 def reordered(model: ModelData, attention: Attention, order: Mapping[int, Order], *, unpack: bool) -> ModelData:
-    """Return the model with the KV heads of some layers in another order, and their query heads with them, which
-    changes nothing but the order of sums.
+    """Return the model with the KV heads of some layers permuted, and their query heads with them. Results change only
+    by the order of float sums.
 
     Args:
-        order: by layer. unpack: where the type of W_O does not allow it, make it float32.
+        order: layer -> permutation. unpack: where quantised columns of W_O cannot be permuted, make W_O float32.
 
     Raises:
-        UnsupportedError: blocks of W_O hold columns of several heads, which cannot be moved as they are.
+        UnsupportedError: quantisation blocks of W_O contain columns of several heads, and not `unpack`.
     """
     changed: list[Tensor] = []
     for layer, heads in order.items():
@@ -106,19 +107,19 @@ def reordered(model: ModelData, attention: Attention, order: Mapping[int, Order]
 
 
 def _columns(heads: Order, width: int) -> Order:
-    """Of these heads, in their order, `width` each."""
+    """The indices of the columns of these heads, in this order, `width` per head."""
     return np.asarray((heads[:, None] * width + np.arange(width)).ravel())
 
 
 def _rows_moved(tensor: Tensor, at: Order) -> Tensor:
-    """A weight's rows, or a vector's elements, from these places."""
+    """The tensor with its rows (of a vector: its elements) gathered from these indices."""
     if len(tensor.shape) == 1:
         return replace(tensor, load=_loading(tensor, lambda data: data.reshape(len(at), -1)[at].ravel()))
     return replace(tensor, load=_loading(tensor, lambda data: data[at]))
 
 
 def _columns_moved(tensor: Tensor, at: Order, head_dim: int, *, unpack: bool) -> Tensor:
-    """A weight's columns from these places, whole heads of them."""
+    """The tensor with its columns gathered from these indices, which are those of whole heads. Rest as `reordered`."""
     block, size = GGML_QUANT_SIZES[tensor.type]
     if head_dim % block == 0:
         blocks = at[::block] // block

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folding a whole model, a layer at a time: what was asked for, what each layer gets, and its tensors in files."""
+"""Folding a whole model, one layer at a time: the request, the cache of each layer, and its tensors in files."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _STORED = {np.dtype(np.float32): GGMLQuantizationType.F32, np.dtype(np.float16):
 
 @dataclass(frozen=True)
 class Request:
-    """What a conversion is to do about the cache.
+    """The cache that a conversion is to fold for.
 
     Attributes:
-        mode: for all layers; "auto": to be chosen; None: nothing.
-        types: of the rows; several to choose from; of modes whose rows age perhaps levels (core.levels).
-        said: the types were given, not the defaults.
-        target: the error to choose for.
+        mode: for all layers; "auto": to be chosen; None: no folding.
+        types: element types of the rows; several to choose from; in modes whose rows age possibly levels (core.levels).
+        said: the types were given, not defaults.
+        target: choose the fewest bytes within this error.
         rank, residual_type: of mode "k+r"; None: the default.
-        heads: KV heads that share a latent, of mode "lowrank"; None: as many as is usual.
-        budget: the bytes to choose for.
-        lossy: modes that lose too much of V may be chosen.
-        predict: of V, lowrank keeps only what K does not tell.
-        v_heads: share of all KV heads that keep V beside K, of modes "k" and "k+r".
+        heads: KV heads that share a latent, of mode "lowrank"; None: the default.
+        budget: choose the smallest error within these bytes.
+        lossy: modes with a large error of V may be chosen.
+        predict: lowrank stores the difference of V from its prediction from K.
+        v_heads: fraction of all KV heads that store V beside K, of modes "k" and "k+r".
     """
 
     mode: str | None
@@ -57,7 +57,7 @@ class Request:
 
     @property
     def offered(self) -> Offered:
-        """What a target chooses from."""
+        """The caches from which a target or budget chooses."""
         assert self.mode is not None
         return Offered(self.mode, self.types if self.said else None, self.heads, self.lossy, self.predict)
 
@@ -65,11 +65,11 @@ class Request:
 def fold_model(
     known: Calibration, request: Request, spool: Path, *, show_progress: bool
 ) -> tuple[ModelData, list[LayerReport]]:
-    """Return the model with what its cache needs, which waits in files of `spool`, and the reports; a layer that reads
-    another's rows has that one's report, without bytes.
+    """Return the model with the folded tensors of its cache, whose data is in files in `spool`, and a report per layer;
+    a layer that reads another's rows has that layer's report, without bytes.
 
     Raises:
-        CacheUnsupportedError: a projection that has to be inverted is singular.
+        CacheUnsupportedError: a projection to be inverted is singular.
         ValueError: the budget is too small.
     """
     chosen = _spend(known, request.budget, request.offered, show_progress) if request.budget else {}
@@ -95,7 +95,7 @@ def fold_model(
 
 
 def _spend(known: Calibration, budget: Budget, offered: Offered, show_progress: bool) -> dict[int, Offer]:
-    """What each layer with rows of its own gets for the bytes of all, which one layer alone cannot tell."""
+    """The cache of each layer that has rows of its own, chosen for all layers together within the budget."""
     owning, found, kv = known.attention.owning(), list[list[Offer]](), 0
     with bars.bar(show_progress, len(owning), "choosing", "layer") as update:
         for done, layer in enumerate(owning, start=1):
@@ -109,7 +109,7 @@ def _spend(known: Calibration, budget: Budget, offered: Offered, show_progress: 
 def fold_one(
     known: Calibration, layer: int, request: Request, chosen: Offer | None = None
 ) -> tuple[LayerReport, dict[str, np.ndarray]]:
-    """One layer's report and tensors, by name after "blk.N."; chosen: its cache, if that is known."""
+    """One layer's report, and its tensors by name after "blk.N.". chosen: its cache, if a budget has chosen it."""
     sample, held_out = known.layer(layer)
     if request.target is not None:
         option, front = choose(sample, held_out, request.target, request.offered, half=True)
@@ -156,7 +156,7 @@ def _report(
 
 
 def in_file(spool: Path, name: str, values: np.ndarray) -> Tensor:
-    """A tensor whose values, float32 or float16, wait in a file of the folder."""
+    """Write values, float32 or float16, to a file in the folder, and return a tensor that reads them from there."""
     file, shape, kind = spool / name, values.shape, values.dtype
     file.write_bytes(np.ascontiguousarray(values).data)
     return Tensor(name, shape, _STORED[kind], lambda: np.memmap(file, kind, "r", shape=shape).view(np.uint8))

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mode lowrank in one layer: a latent of V whose first columns tell most of it (TALE; docs/cache-math.md, section 4).
+"""Mode lowrank in one layer: a latent of V ordered by weight, so that its first columns determine most of V (TALE;
+docs/cache-math.md, section 4).
 
-TALE factors a group of KV heads by the singular values of W C, W the group's rows of W_V and C C^T the second moments
-of the layer's input: W C = U Sigma Vt, latent = sqrt(Sigma) Vt C^-1 x, V = U sqrt(Sigma) latent. The same latent is
-sqrt(Sigma)^-1 U^T v, and U and Sigma^2 are what the second moments of v itself consist of, so it is made of v, by a
-small matrix whose condition is sqrt(Sigma)'s, and W_V stays what it is in whatever type it has.
+TALE factorises a group of KV heads by the SVD of W C, with W the group's rows of W_V and C C^T the second moments of
+the layer's input: W C = U Sigma Vt, latent = sqrt(Sigma) Vt C^-1 x, V = U sqrt(Sigma) latent. The same latent is
+sqrt(Sigma)^-1 U^T v, and U Sigma^2 U^T are the second moments of v itself. Here the latent is therefore computed from
+v, by a small matrix with the condition of sqrt(Sigma), and W_V stays as it is, in any type.
 
-What counts is not V but what W_O makes of it (`weighed`): with A = blockdiag_h(W_O,h^T W_O,h), U and Sigma are taken of
-v A^(1/2) instead. The first r columns are then those that keep most of each head's part of the layer's output.
+What matters is not V but its product with W_O (`weighed`): with A = blockdiag_h(W_O,h^T W_O,h), U and Sigma are those
+of v A^(1/2) instead. The first r columns then preserve most of each head's contribution to the layer's output.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from slimrt.plumbing.arguments import real, whole
 
 Number = TypeVar("Number", int, float)
 LATENT_MODE = "lowrank"
-BLOCK = 32  # tokens of a block, whose channels of K share scales
-_FLOOR = 1e-6  # of the largest: what is smaller is as good as nothing
+BLOCK = 32  # tokens of a block, in which each channel of K has a scale of its own
+_FLOOR = 1e-6  # smaller values, relative to the largest, are raised to this
 _TYPES = {2: "q2", 3: "q3", 4: "q4", 8: "q8", 16: "f16"}
-LEVEL_TYPES = ("q2", "q3", "q4", "q8")  # that old rows may be given
-PARTS = tuple(eighth / 8 for eighth in range(1, 9))  # of V's latent, the same
+LEVEL_TYPES = ("q2", "q3", "q4", "q8")  # types to choose from for old rows
+PARTS = tuple(eighth / 8 for eighth in range(1, 9))  # fractions of V's latent to choose from for old rows
 _NEWEST = 64  # rows of the newer level
 
 
 def usual_heads(n_kv_heads: int) -> int:
-    """KV heads that share a latent where nothing is said, as the core has it."""
+    """The core's default number of KV heads that share a latent."""
     heads = {"d_model": 1, "n_heads": n_kv_heads, "n_kv_heads": n_kv_heads, "head_dim": 1}
     mode = next(mode for mode in core.attention_modes(**heads, n_rot=0, qk_norm="none") if mode.name == LATENT_MODE)
     return mode.folds[0].cols
@@ -53,18 +54,18 @@ def levels_text(
     *,
     predict: bool = False,
 ) -> str:
-    """Levels as the core reads them, from TALE's parameters, oldest level first; None: as usual.
+    """Levels in the core's notation (core.levels), from TALE's parameters, oldest level first; None: the default.
 
     Args:
-        rank: parts of V's latent that levels keep; those that are not given keep all.
-        bits: of each level, 2, 3, 4, 8 or 16.
-        share: of the rows that have aged, of each level but the oldest, or how many, in whole blocks; those that are
-            not given have 0.1.
-        sinks: rows at a text's beginning that stay as they are.
-        predict: of V only what K does not tell is kept.
+        rank: fraction of V's latent that each level keeps; levels beyond those given keep all.
+        bits: bits of each level, 2, 3, 4, 8 or 16.
+        share: of each level but the oldest, its fraction of the aged rows, or its number of rows (whole blocks); levels
+            beyond those given have 0.1.
+        sinks: rows at the beginning of a text that stay as written.
+        predict: store the difference of V from its prediction from K.
 
     Raises:
-        ValueError, TypeError: numbers that do not go together, or are none.
+        ValueError, TypeError: invalid values, or numbers of values that do not match.
     """
     usual = core.levels(LATENT_MODE)
     types = tuple(one.type_k for one in usual.of)
@@ -94,14 +95,14 @@ def levels_text(
 def aged_levels(
     type_k: str, type_v: str, part: float, types: Sequence[str] = LEVEL_TYPES, *, predict: bool = False
 ) -> core.Levels:
-    """Levels whose oldest rows have these types and this part of V's latent, and one newer level of all columns.
+    """Two levels: the oldest with these types and this fraction of V's latent, and a newer one with all columns.
 
-    The newest rows, which attention reads most, have the most bits: so few that a long context costs no more for them.
-    In all layers as many, so that layers age together.
+    The newer level, which attention reads most, has the type of `types` with the most bits. Its number of rows is
+    fixed, so it adds hardly any bytes to a long context, and the same in all layers, so that layers age together.
 
     Args:
-        type_k, type_v: of `types`, which are code types by their bits.
-        part: above 0, at most 1. predict: of V only what K does not tell is kept.
+        type_k, type_v: quantised types.
+        part: above 0, at most 1. predict: store the difference of V from its prediction from K.
     """
     newest = max(types, key=core.BITS.__getitem__)
     return core.levels(LATENT_MODE, f"{type_k}/{type_v}@{part}+{newest}*{_NEWEST}{'+predict' * predict}")
@@ -112,7 +113,7 @@ def _several(name: str, given: Number | Sequence[Number], kind: Callable[[str, o
 
 
 def metric(weights: LayerWeights) -> np.ndarray:
-    """A^(1/2) of each KV head, float64 [n_kv_heads, head_dim, head_dim]: how much W_O makes of V's columns."""
+    """A^(1/2) of each KV head, float64 [n_kv_heads, head_dim, head_dim]: how W_O weights the columns of V."""
     a = weights.attention
     heads = weights.w_o.reshape(a.d, a.n_kv_heads, a.n_heads // a.n_kv_heads, a.head_dim)
     gram = np.einsum("dkgi,dkgj->kij", heads, heads)
@@ -129,10 +130,11 @@ def second_moments(weights: LayerWeights, moment: np.ndarray, heads: int) -> np.
 
 
 def predictors(keys: np.ndarray, v: np.ndarray, groups: int) -> np.ndarray:
-    """Return P, v about k P in each group of heads, float64 [groups, R, R]: least squares, shrunk as so few rows ask.
+    """Return P with v ~ k P in each group of heads, float64 [groups, R, R]: ridge regression, with a larger penalty for
+    fewer rows.
 
     Args:
-        keys: as they are stored, with the noise of their type, [n, e_k]. v: [n, e_v].
+        keys: as they read back from the cache, [n, e_k]. v: [n, e_v].
     """
     k, wanted = (rows.reshape(len(rows), groups, -1).astype(np.float64) for rows in (keys, v))
     n, width = len(k), k.shape[2]
@@ -147,16 +149,16 @@ def predictors(keys: np.ndarray, v: np.ndarray, groups: int) -> np.ndarray:
 def factors(
     weights: LayerWeights, moments: np.ndarray, heads: int, *, weighed: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what makes the latent of v and v of the latent, group after group, float64 [groups, R, R].
+    """Return the matrices from v to its latent and back, for each group, float64 [groups, R, R].
 
     Args:
-        moments: of v, or of what is to be kept of it, in each group [groups, R, R]. heads: KV heads in a group; R is
-            their width together.
-        weighed: by W_O; else TALE's.
+        moments: second moments of v (or of its difference from a prediction) in each group [groups, R, R]. heads: KV
+            heads in a group; R is heads * head_dim.
+        weighed: weight columns by W_O; else as TALE.
 
     Returns:
-        (T, E): latent = v T and v = latent E for each group; all columns together lose nothing, and with `weighed`
-        False the latent's columns have E[latent_i latent_j] = sigma_i if i = j, else 0.
+        (T, E): latent = v T and v = latent E for each group. All columns together are lossless. With `weighed` False,
+        E[latent_i latent_j] = sigma_i if i = j, else 0.
     """
     a = weights.attention
     width = heads * a.head_dim
@@ -178,7 +180,7 @@ def factors(
 
 @dataclass(frozen=True)
 class ChannelPlane(Plane):
-    """With scales of their own for each channel of a block of tokens, where its type has some."""
+    """A plane whose quantised types have scales per channel of a block of tokens, not per token."""
 
     @property
     def bytes(self) -> int:
@@ -189,7 +191,8 @@ class ChannelPlane(Plane):
         return self.heads * -(-self.width // self.heads * bits // 8) + self.width * of_scale // BLOCK
 
     def round(self, rows: np.ndarray) -> NDArray[np.float32]:
-        """Rows of whole blocks; the last ones are still as they were written."""
+        """Rows float32 [n, width] as they read back. Those of an incomplete last block are returned unrounded, as they
+        are not quantised yet."""
         whole_blocks, out = len(rows) // BLOCK * BLOCK, np.array(rows, np.float32)
         if self.type in core.FLOAT_TYPES:
             return super().round(out)
@@ -201,16 +204,17 @@ class ChannelPlane(Plane):
 
 
 class LowRank:
-    """A layer's latent, for every level: what levels share is computed once.
+    """The fold of a layer, for any levels: computes once what they have in common.
 
     Args:
         sample: the layer and its text.
-        heads: KV heads that share a latent; None: as many as is usual.
-        weighed: by W_O; else TALE's latent.
-        predicts: the type of K that predicts V, so that the latent is of what it does not tell; None: of V.
+        heads: KV heads that share a latent; None: the default.
+        weighed: weight V's columns by W_O; else TALE's latent.
+        predicts: the type of the stored K that predicts V; the latent is then that of the difference. None: the latent
+            of V itself.
 
     Raises:
-        CacheUnsupportedError: the heads do not make whole groups.
+        CacheUnsupportedError: `heads` does not divide the number of KV heads.
     """
 
     def __init__(self, sample: Sample, *, heads: int | None = None, weighed: bool = True, predicts: str | None = None):
@@ -236,22 +240,23 @@ class LowRank:
         self._scores: dict[Plane, float] = {}
 
     def _by_head(self, matrices: np.ndarray) -> np.ndarray:
-        """What takes R columns of a group to its V [groups, R, R], KV head by KV head, as files have it."""
+        """Matrices from a group's R columns to its V [groups, R, R], in the order of files: for each KV head its rows
+        [head_dim, R]."""
         per_head = matrices.reshape(self.groups, self.width, self.heads, -1).transpose(0, 2, 3, 1)
         return np.ascontiguousarray(per_head.reshape(-1, self.width), np.float32)
 
     def _predicted(self, keys: np.ndarray) -> np.ndarray:
-        """V [n, e_v] as stored keys [n, e_k] tell it."""
+        """V [n, e_v] as predicted from stored keys [n, e_k]."""
         assert self._predict is not None
         grouped = keys.reshape(len(keys), self.groups, -1).swapaxes(0, 1)
         return np.asarray((grouped @ self._predict.astype(np.float32)).swapaxes(0, 1).reshape(len(keys), -1))
 
     def told(self, window: Window, plane: Plane) -> np.ndarray | None:
-        """V [n, e_v] as keys tell it that this plane stores; None: they are not asked."""
+        """V [n, e_v] as predicted from keys that this plane stores; None if V is not predicted."""
         return None if self._predict is None else self._predicted(stored_keys(window, plane))
 
     def planes(self, level: core.Level) -> list[Plane]:
-        """K by channel, and of the latent the first columns."""
+        """The planes of a level: K, with scales per channel, and the first columns of the latent of V."""
         a, kept = self.sample.weights.attention, max(1, round(level.part * self.width))
         return [
             ChannelPlane(a.kv_width, a.n_kv_heads, level.type_k),
@@ -259,32 +264,33 @@ class LowRank:
         ]
 
     def long_bytes(self, levels: core.Levels) -> float:
-        """Bytes a token of a long context: of each level by its share."""
+        """Bytes per token of a long context: the mean over levels by their shares."""
         oldest = 1 - sum(level.share for level in levels.of)
         shares = [oldest, *(level.share for level in levels.of[1:])]
         sizes = [bytes_per_token(self.planes(level)) if level.part else 0 for level in levels.of]
         return sum(share * size for share, size in zip(shares, sizes, strict=True))
 
     def latents(self, v: np.ndarray) -> np.ndarray:
-        """Of V [n, e_v], group by group, float32 [groups, n, R]."""
+        """The latents of V [n, e_v], for each group, float32 [groups, n, R]."""
         grouped = v.reshape(len(v), self.groups, self.width).swapaxes(0, 1)
         return np.asarray(grouped @ self.into.astype(np.float32))
 
     def read_back(self, latents: np.ndarray, plane: Plane) -> np.ndarray:
-        """V [n, e_v] of latents [groups, n, R] as this plane stores them."""
+        """V [n, e_v] from latents [groups, n, R] that are rounded by this plane."""
         n, kept = latents.shape[1], plane.width // self.groups
         stored = plane.round(latents[..., :kept].swapaxes(0, 1).reshape(n, -1)).reshape(n, self.groups, -1)
         values = stored.swapaxes(0, 1) @ self.out[:, :kept].astype(np.float32)
         return np.asarray(values.swapaxes(0, 1).reshape(n, -1))
 
     def read_values(self, window: Window, planes: list[Plane]) -> np.ndarray:
-        """V [n, e_v] of a window's rows as these planes store them."""
-        told = self.told(window, planes[0])
-        kept = self.read_back(self.latents(window.v if told is None else window.v - told), planes[1])
-        return kept if told is None else kept + told
+        """V [n, e_v] of a window as it reads back from these planes."""
+        predicted = self.told(window, planes[0])
+        kept = self.read_back(self.latents(window.v if predicted is None else window.v - predicted), planes[1])
+        return kept if predicted is None else kept + predicted
 
     def value_noise(self, planes: list[Plane]) -> tuple[np.ndarray, float]:
-        """Variance in each channel of V [e_v], and what it does to attention's output over the sample."""
+        """Mean squared error in each channel of V [e_v], and the sum of squares over the sample of the error that it
+        causes in attention's output."""
         key = planes[1], None if self._predict is None else planes[0]
         if key not in self._noise:
             windows = self.sample.windows
@@ -304,12 +310,12 @@ class LowRank:
         return self._scores[plane]
 
     def reader(self, levels: str) -> LowRankReader:
-        """The mode with these levels (core.levels)."""
+        """The Reader for these levels (core.levels)."""
         return LowRankReader(self, levels)
 
 
 class LowRankReader(Reader):
-    """Rows of the oldest level that keeps some."""
+    """Reads all rows as those of the oldest level that does not drop them."""
 
     mode = LATENT_MODE
 
@@ -341,12 +347,12 @@ class LowRankReader(Reader):
 
 
 def stored_keys(window: Window, plane: Plane) -> np.ndarray:
-    """Keys of a window as this plane reads them back [n, e_k]: before rotation."""
+    """Keys of a window before RoPE, rounded by this plane [n, e_k]."""
     return plane.round(window.unrotated(window.k))
 
 
 def check_heads(attention: Attention, heads: int) -> None:
-    """Raises CacheUnsupportedError unless so many KV heads make whole groups."""
+    """Raises CacheUnsupportedError unless `heads` divides the number of KV heads."""
     if heads < 1 or attention.n_kv_heads % heads:
         raise CacheUnsupportedError(
             f"{heads} KV heads are to share a latent, and a layer has {attention.n_kv_heads}: give a number that "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a token leaves behind in one layer: the planes of every cache mode, their bytes, and what comes back of them."""
+"""The planes that each cache mode stores of a token in one layer: their bytes, and their rounding."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ STATIC_SCALES = (
     "q4",
     "q3",
     "q2",
-)  # types whose scales are shared by channels, which static ones make alike
+)  # types with scales shared by channels, for which static scales make the channels' ranges alike
 
 
 class Rounds(Protocol):
-    """What stores rows, and reads them back rounded."""
+    """Anything that stores rows and reads them back rounded."""
 
     def round(self, rows: np.ndarray) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True)
 class Plane:
-    """One stored part of a row: `heads` equal shares with scales of their own."""
+    """One stored part of a row: `heads` equal parts, each with its own scales."""
 
     width: int
     heads: int
@@ -39,11 +39,11 @@ class Plane:
 
     @property
     def bytes(self) -> int:
-        """Bytes a token."""
+        """Bytes per token."""
         return core.plane_bytes(self.type, self.width, self.heads)
 
     def round(self, rows: np.ndarray) -> NDArray[np.float32]:
-        """Rows float32 [n, width] as they read back: by the runtime's own kernels, so the rules are the same."""
+        """Rows float32 [n, width] as they read back, computed with the runtime's own kernels."""
         rows = np.ascontiguousarray(rows, np.float32)
         return np.asarray(core.ops.cache_round_trip(rows, self.heads, self.type, core.ops.backends()[0]))
 
@@ -51,31 +51,33 @@ class Plane:
 def planes(
     attention: Attention, mode: str, type_name: str, rank: int = 0, residual_type: str = "", v_heads: int = 0
 ) -> list[Plane]:
-    """Return the planes of a mode in the order they are stored (docs/architecture.md lists them).
+    """Return the planes of a mode in the order in which they are stored (docs/architecture.md lists them).
 
     Args:
         attention: the layer's shape.
         mode: a cache mode.
         type_name: element type of the row, of both K and V in mode "kv".
         rank, residual_type: of mode "k+r".
-        v_heads: KV heads that keep V, of modes "k" and "k+r".
+        v_heads: KV heads that store V, of modes "k" and "k+r".
     """
     found = attention.modes(type_name, rank, residual_type or DEFAULT_TYPE, v_heads)[mode]
     return [Plane(plane.width, plane.heads, plane.type) for plane in found.planes]
 
 
 def bytes_per_token(stored: Sequence[Plane]) -> int:
-    """Bytes a token of one layer."""
+    """Bytes per token of these planes."""
     return sum(plane.bytes for plane in stored)
 
 
 def static_scales(rows: np.ndarray, type_name: str) -> NDArray[np.float64] | None:
-    """Return s [width], by which channels are divided before they are stored; None where nothing is gained.
+    """Return the static scales s [width] by which channels are divided before they are stored; None for types that do
+    not benefit.
 
-    A scale shared by a token's channels costs sum_c w_c (s_c t)^2 with t the largest |k_c| / s_c, whatever the weights
-    w_c of the channels' errors. If all channels reach their peaks p_c, that is least for s_c = p_c: smaller s_c raise t
-    for everyone. Few tokens reach a peak, and on trained models the 99 % quantile serves about 5 % better than the
-    maximum (and is not decided by one token); the dynamic scale leaves nothing to be clipped.
+    With a scale shared by a token's channels the error is sum_c w_c (s_c t)^2, where t is the largest |k_c| / s_c and
+    w_c the weights of the channels' errors. If all channels reach their peaks p_c, the minimum is at s_c = p_c for any
+    weights: a smaller s_c raises t for all channels. Few tokens reach a peak; on trained models the 99 % quantile is
+    about 5 % better than the maximum, and does not depend on a single token. Nothing is clipped, as the shared scale
+    adapts to each token.
 
     Args:
         rows: channels over tokens [n, width].

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cache costs: the error of V and of attention's output, measured on text that had no part in the fold."""
+"""The error that a cache causes in V and in attention's output: predicted, and measured on held-out text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Errors:
 
     Attributes:
         value: of V, over tokens: sqrt(E|v^ - v|^2 / E|v|^2).
-        output: of what the heads give, before W_O, over the tokens that query.
+        output: of the heads' outputs, before W_O, over the query tokens.
     """
 
     value: float
@@ -31,21 +31,21 @@ class Errors:
 
     @property
     def size(self) -> float:
-        """What a target bounds: the error of V, and of attention's output over sqrt(2).
+        """The error that a target bounds: the larger of that of V and that of attention's output over sqrt(2).
 
-        V alone would not do, since a row may keep V and lose the scores. Errors of scores may cost the output as much
-        again as those of V, and no more: with both at the target, it is off by sqrt(2) of it.
+        V alone is not enough, since a row may preserve V but not the scores. The factor allows errors of scores to
+        contribute as much to the output as those of V: with both at the target, the output's error is sqrt(2) times it.
         """
         return max(self.value, self.output / sqrt(2))
 
 
 def predicted(reader: Reader) -> Errors:
-    """What second moments, noise and the softmax weights of the calibration text let expect."""
+    """Errors expected from second moments, noise and the softmax weights of the calibration text."""
     return Errors(reader.value_error(), reader.output_error())
 
 
 def measured(reader: Reader, windows: list[Window]) -> Errors | None:
-    """What the real rounding of real rows does to other text; None when there is none."""
+    """Errors from actually rounding the rows of held-out windows; None if there are none."""
     if not windows:
         return None
     value, output = np.zeros(2), np.zeros(2)
@@ -61,18 +61,18 @@ def _relative(sums: np.ndarray) -> float:
 
 
 def measure_error_of_v(path: GgufPath, ids: np.ndarray, mode: str = "k") -> dict[str, np.ndarray]:
-    """Return what rounding does to an exact fold on a text, for every float type.
+    """Measure the error that rounding causes with an exact fold on a text, for every float type.
 
-    The real rows of mode "k" (or "v") are computed in float32 from the model's own activations, rounded to the type,
-    multiplied by the stored float32 fold, and compared with the projection in float64.
+    Rows of mode "k" (or "v") are computed in float32 from the model's own activations, rounded to the type, multiplied
+    by the stored float32 fold, and compared with the projection in float64.
 
     Args:
         path: a GGUF file, folded or not.
         ids: token ids int32 [n], n at most the model's context.
 
     Returns:
-        Type name -> relative error of V (of K in mode "v") in each layer, float64 [n_layers]; 0 where a layer reads
-        another's rows.
+        Type name -> relative error of V (of K in mode "v") in each layer, float64 [n_layers]; 0 for layers that read
+        another layer's rows.
     """
     from slimrt import core
 

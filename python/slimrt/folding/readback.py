@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a cache mode reads keys and values back in one layer: its tensors, the noise it expects, and the rounding itself.
+"""How each cache mode reads keys and values back in one layer: its tensors, its expected noise, and its rounding.
 
-k^ is what a stored row reads back as (docs/cache-math.md). The conditioned mode, k+r, is in conditioned.py.
+k^ is a stored row as it reads back (docs/cache-math.md). Modes k and k+r are in slim.py and conditioned.py, lowrank in
+lowrank.py.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from slimrt.folding.exact import FOLDED, Fold, condition, folded, stored
 from slimrt.folding.planes import Plane, bytes_per_token, planes, static_scales
 from slimrt.folding.window import KeyNoise, Window
 
-_FULL_WEIGHTS = ("f32", "f16", "bf16")  # types beside which folds stay in float32 (docs/cache-math.md section 2)
+_FULL_WEIGHTS = ("f32", "f16", "bf16")  # row types with which folds stay in float32 (docs/cache-math.md section 2)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What a layer is folded for.
+    """A layer and the inputs that it is folded for.
 
     Attributes:
         weights: the layer's.
         moment: S = E[x^T x] float64 [d, d].
-        windows: stretches of text on which rounding and attention are measured.
-        v_heads: KV heads, the last ones, that keep V in modes k and k+r.
+        windows: parts of a text on which rounding and attention are measured.
+        v_heads: how many KV heads, the last ones, store V in modes k and k+r; the others are slim heads.
     """
 
     weights: LayerWeights
@@ -39,22 +40,22 @@ class Sample:
 
     @property
     def slim(self) -> int:
-        """Columns of K, and of V, of the other heads."""
+        """Columns of K, and of V, of the slim heads."""
         attention = self.weights.attention
         return attention.kv_width - self.v_heads * attention.head_dim
 
     def row_of(self, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """[K of those | V of heads that keep it] of K and V, or of what makes them [..., e]."""
+        """[K of slim heads | V of the others], from K and V or from their projections [..., e]."""
         return k if not self.v_heads else np.concatenate([k[..., : self.slim], v[..., self.slim :]], axis=-1)
 
     @cached_property
     def w_row(self) -> np.ndarray:
-        """What makes that row of x [d, e]."""
+        """The projection from x to that row [d, e]."""
         return self.row_of(self.weights.w_k, self.weights.w_v)
 
     @property
     def w_computed(self) -> np.ndarray:
-        """W_V of the heads that do not keep V [d, slim]."""
+        """W_V of the slim heads [d, slim]."""
         return self.weights.w_v[:, : self.slim]
 
     @cached_property
@@ -74,22 +75,22 @@ class Sample:
 
     @cached_property
     def v_from_k(self) -> Fold:
-        """The exact fold. CacheUnsupportedError: W_K is singular."""
+        """The exact fold of mode k. CacheUnsupportedError: W_K is singular."""
         return folded(self.weights.attention, "k", self.weights.layer, self.w_row, self.w_computed)
 
     @cached_property
     def k_from_v(self) -> Fold:
-        """The exact fold. CacheUnsupportedError: W_V is singular."""
+        """The exact fold of mode v. CacheUnsupportedError: W_V is singular."""
         return folded(self.weights.attention, "v", self.weights.layer, self.weights.w_k, self.weights.w_v)
 
     @cached_property
     def cond(self) -> float:
-        """Condition of what V is computed from, W_K; infinite where its columns, or rows, are not independent."""
+        """Condition number of the projection that V is computed from, W_K; infinite if it is rank-deficient."""
         return condition(self.w_row)
 
     @cached_property
     def rotated_cond(self) -> float:
-        """Condition of W_K's rotated columns. CacheUnsupportedError: they are not independent."""
+        """Condition number of W_K's rotated columns. CacheUnsupportedError: they are not independent."""
         weights, a = self.weights, self.weights.attention
         cond = condition(weights.w_k[:, a.rotated])
         if not np.isfinite(cond):
@@ -109,14 +110,14 @@ class Sample:
 
 
 class Reader(ABC):
-    """One mode with its element types.
+    """One mode with its element types, folded for one layer.
 
     Attributes:
-        planes: what is stored, in order.
-        value_noise: variance in each channel of V [e_v].
-        value_missed: v - v^ = x value_missed apart from noise [d, e_v]; None: nothing.
-        tensors: what it needs beyond the model's own, by name after "blk.N.", float32 or float16.
-        cond: condition of what is inverted, if anything is.
+        planes: the stored planes, in order.
+        value_noise: noise variance in each channel of V [e_v].
+        value_missed: the systematic error of V: v - v^ = x value_missed apart from noise [d, e_v]; None: none.
+        tensors: those needed in addition to the model's own, by name after "blk.N.", float32 or float16.
+        cond: condition number of the matrix that is inverted; None: none is.
         rank, residual_type: of mode "k+r".
     """
 
@@ -136,19 +137,19 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
-        """Keys as queries meet them and values, float32 [n, e], after the rounding of the stored rows."""
+        """Keys (after norm and RoPE) and values, float32 [n, e], computed from the rounded rows."""
 
     @abstractmethod
     def key_noise(self, window: Window) -> KeyNoise:
-        """Of the window's keys, expected from the size of its rounding."""
+        """Expected noise of the window's keys."""
 
     @property
     def long_bytes(self) -> float:
-        """Bytes a token of a long context: more than what a token leaves behind in the end, where rows age."""
+        """Bytes per token of a long context; if rows age, the mean over levels."""
         return bytes_per_token(self.planes)
 
     def fold_error(self) -> float:
-        """Expected relative error of what is computed from the stored row: of V, in mode "v" of K."""
+        """Expected relative error of what is computed from stored rows: of V, in mode "v" of K."""
         return self.value_error()
 
     def value_error(self) -> float:
@@ -165,7 +166,7 @@ class Reader(ABC):
 
     @cached_property
     def value_part(self) -> float:
-        """The part of output_error that comes through V, as a sum of squares."""
+        """The part of output_error due to errors of V, as a sum of squares."""
         error = 0.0
         for window in self.sample.windows:
             missed = None if self.value_missed is None else window.x @ self.value_missed.astype(np.float32)
@@ -174,7 +175,7 @@ class Reader(ABC):
 
     @cached_property
     def score_error(self) -> float:
-        """The part of output_error that comes through the scores, as a sum of squares."""
+        """The part of output_error due to errors of the scores, as a sum of squares."""
         return sum(window.from_scores(self.key_noise(window)) for window in self.sample.windows)
 
     def _squares(self, rows: np.ndarray, plane: Plane) -> np.ndarray:
@@ -182,7 +183,7 @@ class Reader(ABC):
 
 
 class KvReader(Reader):
-    """K as queries meet it, and V."""
+    """Mode kv: K after norm and RoPE, and V."""
 
     mode = "kv"
 
@@ -199,7 +200,7 @@ class KvReader(Reader):
 
 
 class VReader(Reader):
-    """V alone; K = V W, W exact."""
+    """Mode v: V alone; K = V W with the exact fold W."""
 
     mode = "v"
 
@@ -225,7 +226,7 @@ class VReader(Reader):
 
 
 class XReader(Reader):
-    """The layer's input."""
+    """Mode x: the layer's input."""
 
     mode = "x"
 
@@ -247,10 +248,11 @@ class XReader(Reader):
 
 
 class XrReader(Reader):
-    """The rotated columns of K beside the rest of the input: row' = x A / s, A = [W_K,rot | T].
+    """Mode xr: the rotated columns of K and the rest of the input: row' = x A / s, A = [W_K,rot | T].
 
     T is an orthonormal basis of the complement of W_K,rot's columns, so A is as well conditioned as W_K,rot, which is
-    tall. What is stored is inverted: rounding A to float16 costs nothing but the rotated keys' own rounding.
+    tall. The inverse is that of the stored A, after rounding: storing A in float16 causes no error other than that of
+    the rotated keys.
     """
 
     mode = "xr"
@@ -305,5 +307,5 @@ def rotated_and_rest(weights: LayerWeights) -> np.ndarray:
 
 
 def half_weights(type_name: str) -> bool:
-    """Whether folds of this row type are stored in float16."""
+    """Whether folded weights may be stored in float16 with rows of this type."""
     return type_name not in _FULL_WEIGHTS

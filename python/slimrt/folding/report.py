@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversion did, layer by layer, as data and as a table."""
+"""The report of a conversion, layer by layer, as data and as a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CAUTION, TOO_LARGE = 0.01, 0.05  # relative error of V
 
 
 def verdict(error: float) -> str:
-    """What to say of a predicted relative error: nothing, "caution", or "do not use: use kv"."""
+    """The verdict on a predicted relative error: "", "caution", or "do not use: use kv"."""
     if error > TOO_LARGE:
         return "do not use: use kv"
     return "caution" if error > CAUTION else ""
@@ -23,7 +23,7 @@ def verdict(error: float) -> str:
 
 @dataclass(frozen=True)
 class FrontReport:
-    """A cache that no other beats in bytes and error (predicted, `Errors.size`), for one layer."""
+    """A cache on one layer's Pareto front of bytes and error (predicted, `Errors.size`)."""
 
     mode: str
     type: str
@@ -35,18 +35,18 @@ class FrontReport:
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One layer.
+    """One layer of a conversion.
 
     Attributes:
-        layer: which. mode: its cache mode. type: of its rows. rank, residual_type: of the residual of k+r.
-        v_heads: KV heads that keep V beside K, of modes k and k+r.
-        cond: condition of the projection that is, or would be, inverted; None when none is.
+        layer: index. mode: its cache mode. type: of its rows. rank, residual_type: of the residual of k+r.
+        v_heads: how many KV heads store V beside K, in modes k and k+r.
+        cond: condition number of the projection that is, or would be, inverted; None: none.
         errors: element type -> predicted relative error of V (of K in mode "v"); for exact folds only.
-        predicted: relative errors of V and of attention's output. measured: the same, on text held out.
-        bytes_per_token: of the cache; of rows that age, of the oldest. long_bytes: of a long context, of each level
-            by its share. kv_bytes: the same of kv f16. weights: bytes of what is folded.
-        share_of_v: of V's variance, what K predicts; where K is narrower than the input.
-        front: caches that no other beats, where K is narrower than the input and the choice was left open.
+        predicted: relative errors of V and of attention's output. measured: the same, on held-out text.
+        bytes_per_token: of the cache; if rows age, of the oldest level. long_bytes: of a long context, the mean over
+            levels. kv_bytes: of kv f16. weights: bytes of folded weights.
+        share_of_v: fraction of V's variance that K predicts; None unless K is narrower than the input.
+        front: the Pareto front of caches; () unless K is narrower than the input and the cache was to be chosen.
     """
 
     layer: int
@@ -68,12 +68,12 @@ class LayerReport:
 
     @property
     def label(self) -> str:
-        """Its mode, and how many heads keep V."""
+        """The mode, and how many heads store V."""
         return f"{self.mode}, V of {self.v_heads}" if self.v_heads else self.mode
 
     @property
     def share(self) -> float:
-        """Of the bytes of kv f16; 0 of a layer that reads another's rows."""
+        """bytes_per_token as a fraction of kv f16; 0 for a layer that reads another layer's rows."""
         return self.bytes_per_token / self.kv_bytes if self.kv_bytes else 0.0
 
 
@@ -82,7 +82,7 @@ class CrossReport:
     """One layer's cross-attention, folded for mode k or e1.
 
     Attributes:
-        cond: of the W_K that is inverted.
+        cond: condition number of the W_K that is inverted.
         errors: element type -> predicted relative error of V, in mode e1 the larger of K's and V's.
     """
 
@@ -95,12 +95,12 @@ class CrossReport:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """Logits of the result, with its cache, against those of the source with a float32 `kv` cache.
+    """Logits of the result, with its cache, compared with those of the source with a float32 `kv` cache.
 
     Attributes:
         tokens: how many rows of logits were compared, each one decoded over the cache.
-        max_abs: the largest difference. max_rel: that over the largest logit.
-        kl: mean KL divergence of the next-token distributions, nats. same_top: share of equal top tokens.
+        max_abs: the largest difference. max_rel: the same over the largest logit.
+        kl: mean KL divergence of the next-token distributions, nats. same_top: fraction of equal top tokens.
     """
 
     tokens: int
@@ -118,12 +118,12 @@ class VerifyReport:
 
 @dataclass(frozen=True)
 class SparseReport:
-    """What decoding may leave unread, as measured.
+    """The measured sparse_delta of a conversion.
 
     Attributes:
-        delta: the largest sparse_delta tried that changes little; 0: none does.
-        tried: for each delta what it adds to the mean KL divergence from kv f32, nats, the more of two texts.
-        reason: why there is none.
+        delta: the largest one tried that adds little KL divergence; 0: none.
+        tried: delta -> what it adds to the mean KL divergence from kv f32, nats, on the worse of two texts.
+        reason: why there is none; "": there is one.
     """
 
     delta: float
@@ -138,7 +138,7 @@ class SparseReport:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a model takes on the disk. type: of its weights, such as "q4_k_m". bytes: of all its files."""
+    """Type of a model's weights, such as "q4_k_m", and bytes of all its files."""
 
     type: str
     bytes: int
@@ -149,20 +149,20 @@ class Stored:
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What `convert` wrote.
+    """The result of slimrt.convert.
 
     Attributes:
-        path: the new file. cache: the cache mode asked for ("auto": chosen by layer), None when it is a plain model.
-        cache_type: the element type that the warnings are about, or those that were allowed.
-        calibration: what the predicted errors rest on.
-        layers: one report a layer. warnings: what the user should know.
-        verify: the comparison with the source, when asked for.
-        target_error: what errors were kept within. target_bytes: what `long_bytes` of all layers were kept within.
-        cross: one report a layer whose cross-attention was folded. sparse: what sparse_delta the file says.
-        before, after: of the source, and of the new file.
+        path: the new file. cache: the requested cache mode ("auto": chosen by layer); None: a plain model.
+        cache_type: the requested element types, separated by commas.
+        calibration: a phrase on what the errors were predicted on.
+        layers: one report per layer. warnings: for the user.
+        verify: the comparison with the source, if requested.
+        target_error: the bound on the errors, if any. target_bytes: that on the sum of `long_bytes`.
+        cross: one report per layer whose cross-attention was folded. sparse: the measured sparse_delta, if requested.
+        before, after: type and size of the source, and of the new file.
         n_ctx_train: tokens of context that the model was trained on.
-        smaller_from: where weights were folded, the contexts from which the model takes less memory in all than with
-            plain caches, by their names, such as "kv q8", as slimrt.plan counts; None: never.
+        smaller_from: if weights were folded: label of a plain cache, such as "kv q8" -> the context, in tokens, from
+            which the model takes less memory in all than with that cache, as slimrt.plan counts; None: never.
     """
 
     path: Path
@@ -186,7 +186,7 @@ class ConvertReport:
         return asdict(self) | {"path": str(self.path)}
 
     def table(self) -> str:
-        """The report as text, which str() gives too: a row a layer, a total, then warnings."""
+        """The report as text, also returned by str(): a row per layer, a total, then warnings."""
         lines = [str(self.path), *([f"{self.before} -> {self.after}"] if self.before else [])]
         if any(layer.errors for layer in self.layers):
             lines += self._by_type()
@@ -232,7 +232,7 @@ class ConvertReport:
         return f"{layer.layer:>5}  {layer.label:<{width}}  {layer.cond or 0:9.3g}  {errors}  {said}".rstrip()
 
     def _by_layer(self) -> list[str]:
-        """What each layer's cache costs and saves."""
+        """Error and size of each layer's cache."""
         mode, type = (max(len(getattr(layer, name)) for layer in self.layers) for name in ("label", "type"))
         widths = max(4, mode), max(8, type)
         head = [
@@ -258,7 +258,7 @@ class ConvertReport:
         )
 
     def summary(self) -> list[str]:
-        """What the whole model saves and what that costs, in sentences."""
+        """Sentences on what the cache saves in the whole model, and at what cost."""
         bytes_, kv = sum(layer.bytes_per_token for layer in self.layers), sum(layer.kv_bytes for layer in self.layers)
         long = sum(layer.long_bytes for layer in self.layers)
         weights = sum(layer.weights for layer in self.layers)
@@ -285,7 +285,7 @@ class ConvertReport:
         return lines
 
     def _beside(self, plain: str) -> str:
-        """A plain cache, and from which context on it takes more."""
+        """A phrase: a plain cache, and the context from which it takes more memory."""
         n_ctx = self.smaller_from[plain]
         if n_ctx is None:
             return f"{plain} at no context"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary positions from a GGUF file's metadata, for what is measured offline (csrc/model/rope.cpp is the runtime's)."""
+"""RoPE from a GGUF file's metadata, for offline measurements (the runtime's is csrc/model/rope.cpp)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slimrt.modelfile.gguf import ModelData
 
 @dataclass(frozen=True)
 class Rotation:
-    """Turns pair i of a head by position * frequencies[i]; cos and sin are times `magnitude`."""
+    """RoPE: rotates pair i of a head by position * frequencies[i], with cos and sin multiplied by `magnitude`."""
 
     frequencies: np.ndarray
     magnitude: float
@@ -22,7 +22,7 @@ class Rotation:
 
     @classmethod
     def of(cls, model: ModelData, attention: Attention, n_ctx: int) -> Rotation | None:
-        """Read from metadata; None for a model without RoPE. n_ctx chooses between longrope's two tables."""
+        """From metadata; None for a model without RoPE. n_ctx selects one of longrope's two tables."""
         if not attention.rope:
             return None
         n_rot, base = attention.n_rot, model.size("rope.freq_base", 10000.0)
@@ -49,7 +49,7 @@ class Rotation:
         return cls(frequencies, magnitude, attention.interleaved)
 
     def turn(self, rows: np.ndarray, n_heads: int) -> np.ndarray:
-        """Rows [n, heads * head_dim] of positions 0, 1, ..., each head's first dimensions turned."""
+        """Rotate the first columns of each head in rows [n, n_heads * head_dim] of positions 0, 1, ..."""
         heads, half = rows.reshape(len(rows), n_heads, -1), len(self.frequencies)
         angles = np.outer(np.arange(len(rows)), self.frequencies)[:, None, :]
         cos, sin = ((f(angles) * self.magnitude).astype(rows.dtype) for f in (np.cos, np.sin))
@@ -61,7 +61,8 @@ class Rotation:
         return out.reshape(rows.shape)
 
     def averaged(self, variance: np.ndarray, n_heads: int) -> np.ndarray:
-        """Variances of channels [n, heads * head_dim] after turns by any angle: pairs share theirs."""
+        """Variances of channels [n, n_heads * head_dim] after rotation, averaged over the angle: both channels of a
+        pair get the mean of theirs."""
         heads, half = variance.reshape(len(variance), n_heads, -1), len(self.frequencies)
         one = slice(0, 2 * half, 2) if self.interleaved else slice(0, half)
         other = slice(1, 2 * half, 2) if self.interleaved else slice(half, 2 * half)
@@ -71,7 +72,7 @@ class Rotation:
 
 
 def _yarn(model: ModelData, attention: Attention, base: float, factor: float, original: int) -> np.ndarray:
-    """What YaRN multiplies the frequencies by (Peng et al. 2023, section 3.2): a ramp from 1 to 1 / factor."""
+    """YaRN's factors of the frequencies (Peng et al. 2023, section 3.2): a ramp from 1 to 1 / factor."""
     n_rot = attention.n_rot
 
     def pair_turning(times: float) -> float:

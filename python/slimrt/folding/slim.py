@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The row of modes k and k+r, whose heads compute V from it, but for those that keep V (`Sample.v_heads`).
+"""The row of modes k and k+r. Slim heads compute V from it; the last `Sample.v_heads` heads store V.
 
-Slim heads come first, those that keep V last. A row is [K of slim heads | V of the others]; beside it stand the keys of
-the others, as queries meet them. So V of the slim heads is computed from as many columns as K has: where W_K is square,
-with [W_K,slim | W_V,kept]^-1.
+A row is [K of slim heads | V of the others]; the keys of the others, after norm and RoPE, are stored in a plane of
+their own. V of the slim heads is thus computed from as many columns as K has: if W_K is square, by
+[W_K,slim | W_V,kept]^-1.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from slimrt.folding.window import KeyNoise, Window
 
 
 class SlimRow:
-    """One layer's row in these planes: k, and where heads keep V also v and k_v, then others.
+    """One layer's row. Its planes are k, if heads store V also v and k_v (their keys), then others that are ignored.
 
     Attributes:
         n: columns of K in it, and of V that is computed from it.
-        scales: what each column is divided by before it is stored [e_k]; ones unless given.
+        scales: static scales by which columns are divided before they are stored [e_k]; ones if none are given.
     """
 
     def __init__(self, sample: Sample, planes: list[Plane], scales: np.ndarray | None = None):
@@ -37,7 +37,7 @@ class SlimRow:
             self.scales[: self.n] = scales
 
     def of(self, window: Window) -> NDArray[np.float32]:
-        """Rows as they are stored, less the rounding, float32 [n, e_k]."""
+        """Rows as they are stored, but not rounded, float32 [n, e_k]."""
         return np.asarray(self.sample.row_of(window.k, window.v) / self.scales.astype(np.float32), np.float32)
 
     def round(self, rows: np.ndarray) -> NDArray[np.float32]:
@@ -47,14 +47,14 @@ class SlimRow:
         return np.concatenate([part.round(of) for part, of in zip(self._parts, columns, strict=True)], axis=1)
 
     def keys(self, window: Window, rows: np.ndarray) -> np.ndarray:
-        """Keys as queries meet them [n, e_k], of rows that were read back."""
+        """Keys after norm and RoPE [n, e_k], from rows that were read back."""
         keys = window.as_keys(self.sample.row_of(rows * self.scales.astype(np.float32), window.k))
         if self._keys is not None:
             keys[:, self.n :] = self._keys.round(window.keys[:, self.n :])
         return keys
 
     def key_noise(self, window: Window) -> KeyNoise:
-        """Of those keys, expected from the size of the rounding."""
+        """Expected noise of those keys."""
         depth = self.sample.weights.attention.d
         squares = noise.squares(self.of(window), self, depth) * self.scales**2
         found = window.key_noise(squares)
@@ -65,11 +65,11 @@ class SlimRow:
         return replace(found, channels=self.sample.row_of(found.channels, own))
 
     def values(self, computed: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """V [n, e_v]: what slim heads compute [n, self.n], and what stands in rows that were read back."""
+        """V [n, e_v]: `computed` for slim heads [n, self.n], and the stored V in rows that were read back."""
         return np.concatenate([computed, rows[:, self.n :]], axis=1)
 
     def kept_noise(self) -> NDArray[np.float64]:
-        """Variance in each channel of V that is kept."""
+        """Noise variance in each channel of stored V."""
         kept = self.sample.v[:, self.n :]
         if self._keys is None:
             return np.zeros(0)
@@ -77,7 +77,7 @@ class SlimRow:
 
 
 class KReader(Reader):
-    """K, and V of the heads that keep it; V = row W of the others, W exact."""
+    """Mode k: the row above; V = row W in slim heads, with the exact fold W."""
 
     mode = "k"
 

@@ -1,4 +1,5 @@
-"""The singular values of W_K, which say how far a mode that inverts it amplifies rounding (docs/cache-math.md)."""
+"""The singular values of W_K, which determine how much a mode that inverts it amplifies rounding
+(docs/cache-math.md)."""
 
 from __future__ import annotations
 
@@ -11,23 +12,23 @@ from numpy.typing import NDArray
 from slimrt.modelfile.gguf import ModelData
 from slimrt.plumbing import progress as bars
 
-QUANTILES = (0.75, 0.5, 0.25, 0.1, 0.01)  # of the values over the largest; the low ones decide
+QUANTILES = (0.75, 0.5, 0.25, 0.1, 0.01)  # of the values over the largest; the low ones matter most
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Of one layer's W_K [d, e_k], in float64. values: descending, min(d, e_k) of them."""
+    """The singular values of one layer's W_K [d, e_k]. values: float64 [min(d, e_k)], descending."""
 
     layer: int
     values: NDArray[np.float64]
 
     @property
     def cond(self) -> float:
-        """Largest over smallest; infinite of a singular matrix."""
+        """Condition number: largest over smallest value; infinite if W_K is singular."""
         return float(self.values[0] / self.values[-1]) if self.values[-1] > 0 else float("inf")
 
     def quantiles(self) -> dict[float, float]:
-        """Quantile -> singular value there, over the largest."""
+        """Quantile -> that quantile of the values, over the largest."""
         return {q: float(np.quantile(self.values, q) / self.values[0]) for q in QUANTILES}
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conditioned fold: V from a rounded K, and the few directions in which that errs most (docs/cache-math.md).
+"""The conditioned fold: V from a rounded K, and the few directions of its largest error (docs/cache-math.md).
 
-K is known with noise only, so V's best linear prediction from it is a Wiener filter, not W_K^-1 W_V.
+The rounded K is noisy, so the best linear prediction of V from it is a Wiener filter, not W_K^-1 W_V.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 Matrix = NDArray[np.floating[Any]]  # float64
 
 _CHOLESKY_LIMIT = 1e12
-_DENSE = 1024  # up to here all eigenvectors come at once
+_DENSE = 1024  # up to this size all eigenvectors are computed
 
 
 def shrunk(moment: Matrix, n_tokens: int) -> Matrix:
     """Pull the off-diagonal of a second moment, estimated from n_tokens, towards zero.
 
-    S' = (1 - a) S + a diag(S), a = min(0.1, d / (10 n)). Directions that few tokens have not shown look free to the
-    fit, which then errs there without bound: measured on a trained model of d 256, 256 tokens predicted 0.14 % error
-    of V and had 31 %; with this a 0.9 % and 1.0 %. The weight that minimises the error of S itself (Ledoit and Wolf
-    2004) is too small by ten where tokens repeat, as in a first layer; ours costs nothing measurable with 16 d tokens.
-    The target keeps each channel's own energy, since one coordinate may hold most of a residual stream's.
+    S' = (1 - a) S + a diag(S), a = min(0.1, d / (10 n)). Directions that do not occur in a short text seem to cost
+    nothing, so the fit is unbounded there: on a trained model of d 256, with 256 tokens, the predicted error of V was
+    0.14 % and the actual 31 %; with this a they are 0.9 % and 1.0 %. The weight that minimises the error of S itself
+    (Ledoit and Wolf 2004) is ten times too small if tokens repeat, as in the first layer; ours has no measurable cost
+    with 16 d tokens. The diagonal is preserved, since one coordinate may have most of a residual stream's energy.
     """
     weight = min(0.1, len(moment) / (10 * n_tokens))
     out = moment * (1 - weight)
@@ -35,10 +35,10 @@ def shrunk(moment: Matrix, n_tokens: int) -> Matrix:
 def wiener(moment: Matrix, w_k: Matrix, w_v: Matrix, noise: Matrix) -> Matrix:
     """Return W [e_k, e_v] that minimises E|v - (k + n) W|^2 = |S^1/2 (W_K W - W_V)|^2 + |N^1/2 W|^2.
 
-    With channels divided by their noise, the normal equations are (A + I) Z = ..., A the signal over the noise: their
-    condition is at most 1 + trace A, and the smallest eigenvalue, which is where the fit is decided, is 1. A Cholesky
-    solution is off by about 1e-16 of that condition there: nothing for rows of 8 bits (1e5 a channel) or 16 (1e8).
-    Only for float32 rows (1e15) the stacked system is solved by QR instead, which never forms the product.
+    With channels divided by their noise, the normal equations are (A + I) Z = ..., with A the signal-to-noise ratio:
+    their condition is at most 1 + trace A, and the smallest eigenvalue, which determines the fit, is at least 1. There
+    the relative error of a Cholesky solution is about 1e-16 times the condition: negligible for rows of 8 bits (1e5 per
+    channel) or 16 (1e8). Only for float32 rows (1e15) the stacked system is solved by QR, without forming the product.
 
     Args:
         moment: S = E[x^T x], [d, d].
@@ -57,7 +57,7 @@ def wiener(moment: Matrix, w_k: Matrix, w_v: Matrix, noise: Matrix) -> Matrix:
 
 
 def stacked_wiener(moment: Matrix, w_k: Matrix, w_v: Matrix, noise: Matrix) -> Matrix:
-    """`wiener` as least squares over [S^1/2 W_K N^-1/2; I], by QR: slower, and right for any condition."""
+    """`wiener` as least squares with [S^1/2 W_K N^-1/2; I], by QR: slower, but accurate for any condition."""
     deviation = np.sqrt(noise)
     values, vectors = np.linalg.eigh(moment)
     root = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
@@ -67,9 +67,9 @@ def stacked_wiener(moment: Matrix, w_k: Matrix, w_v: Matrix, noise: Matrix) -> M
 
 
 def _solve_positive(matrix: Matrix, right: Matrix) -> Matrix:
-    """matrix^-1 right for a positive definite matrix, through its Cholesky factor.
+    """matrix^-1 right for a positive definite matrix, by its Cholesky factor.
 
-    NumPy has no triangular solver; the factor's own inverse, in two halves at a time, is products only.
+    NumPy has no triangular solver; the factor is inverted recursively in halves, which needs matrix products only.
     """
     inverse = _inverse_of_lower(np.linalg.cholesky(matrix))
     return inverse.T @ (inverse @ right)
@@ -88,7 +88,7 @@ def _inverse_of_lower(lower: Matrix) -> Matrix:
 
 
 def error_covariance(moment: Matrix, missed: Matrix, weight: Matrix, noise: Matrix) -> Matrix:
-    """C = M^T S M + W^T N W, [e_v, e_v]: of v - (k + n) W, with M = W_V - W_K W [d, e_v]."""
+    """Second moments of v - (k + n) W: C = M^T S M + W^T N W [e_v, e_v], with M = W_V - W_K W [d, e_v]."""
     covariance = missed.T @ (moment @ missed)
     covariance += weight.T @ (noise[:, None] * weight)
     return covariance
@@ -97,8 +97,8 @@ def error_covariance(moment: Matrix, missed: Matrix, weight: Matrix, noise: Matr
 def leading(covariance: Matrix, rank: int) -> tuple[Matrix, Matrix]:
     """Return the largest eigenvalues [rank], descending, and their eigenvectors [e, rank].
 
-    Large matrices by block subspace iteration, which need not converge to eigenvectors: any orthonormal basis of
-    nearly the same span does, and the values returned are exact for the basis returned.
+    Large matrices are treated by block subspace iteration, which need not converge to eigenvectors: any orthonormal
+    basis of nearly the same span will do, and the values returned are exact for the basis returned.
     """
     e = len(covariance)
     if e <= _DENSE or 2 * rank > e:
@@ -113,9 +113,9 @@ def leading(covariance: Matrix, rank: int) -> tuple[Matrix, Matrix]:
 
 
 def _orthonormal(columns: Matrix) -> Matrix:
-    """An orthonormal basis of the columns' span: twice through the Cholesky factor of their products (Yamamoto et al.
-    2015, "Roundoff error analysis of the CholeskyQR2 algorithm"), which is products only where NumPy's QR uses one
-    core; QR where the columns are too nearly dependent for it.
+    """An orthonormal basis of the columns' span by CholeskyQR2 (Yamamoto et al. 2015, "Roundoff error analysis of the
+    CholeskyQR2 algorithm"): matrix products, which use all cores, while NumPy's QR uses one. QR if the columns are too
+    nearly dependent for it.
     """
     basis = columns
     for _ in range(2):
@@ -128,9 +128,9 @@ def _orthonormal(columns: Matrix) -> Matrix:
 
 
 def half_rows(weight: Matrix) -> tuple[NDArray[np.float16], NDArray[np.float32]]:
-    """Return a matrix [out, in] as float16 rows and a float32 scale each: weight = rows * scale[:, None].
+    """Return a matrix [out, in] as float16 rows with a float32 scale per row: weight = rows * scale[:, None].
 
-    Entries of a fold reach 1e5, which float16 does not hold; divided by the largest of their row they keep 11 bits.
+    Entries of a fold reach 1e5, which float16 cannot represent; divided by their row's maximum they keep 11 bits.
     """
     scale = np.abs(weight).max(axis=1)
     scale = np.where(scale > 0, scale, 1).astype(np.float32)

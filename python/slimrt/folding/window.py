@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One stretch of text in one layer: exact rows, softmax weights, and what errors of keys and values do to the output.
+"""A window of text in one layer: exact rows, softmax weights, and how errors of keys and values change the output.
 
-The output of attention meant here is that of the heads, before W_O. A query's own row is never read from the cache
-while its step runs, so it is exact.
+The output of attention is here that of the heads, before W_O. A query's own row is not read from the cache in its own
+step, so it is exact.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from numpy.typing import NDArray
 from slimrt.folding.attention import LayerWeights
 from slimrt.folding.rotation import Rotation
 
-_QUERIES = 256  # rows whose attention is computed, spread over the window
+_QUERIES = 256  # query rows whose attention is computed, spread over the window
 
 
 @dataclass(frozen=True)
 class KeyNoise:
-    """Noise of a window's keys as queries meet them, from the rounding of the stored rows.
+    """Noise of a window's keys (after norm and RoPE) from the rounding of the stored rows.
 
-    Its size differs from token to token: floats round large elements more, and a token that is attended to has large
-    elements where the query has.
+    It differs between tokens: floats round large elements more, and a token that is attended to has large elements in
+    the channels where the query has.
 
     Attributes:
         channels: variance in each channel of each key, independent of the others [n, e_k].
-        row: variance in each channel of each stored row [n, w], which reaches keys through `reads` [w, e_k], if any.
-        repeats: equal tokens have equal noise (no rotation comes after it).
+        row: variance in each channel of each stored row [n, w], from which keys are computed by `reads` [w, e_k]; None:
+            they are not.
+        repeats: equal tokens have equal noise (it is not rotated).
     """
 
     channels: np.ndarray
@@ -38,7 +39,7 @@ class KeyNoise:
     repeats: bool = False
 
     def of_scores(self, queries: np.ndarray, columns: slice) -> np.ndarray:
-        """Variance of q . k [queries, n] before scaling, for queries [queries, head_dim] of one head."""
+        """Variance of q . k [queries, n], unscaled, for queries [queries, head_dim] of one head."""
         variance = queries**2 @ self.channels[:, columns].T
         if self.row is not None and self.reads is not None:
             variance = variance + (queries @ self.reads[:, columns].T) ** 2 @ self.row.T
@@ -58,7 +59,7 @@ class Window:
 
     @cached_property
     def k(self) -> NDArray[np.float32]:
-        """K without bias, before any norm and rotation, in the runtime's precision [n, e_k]."""
+        """K without bias, before norm and RoPE, in the runtime's precision [n, e_k]."""
         return self.x @ self.weights.w_k.astype(np.float32)
 
     @cached_property
@@ -68,39 +69,39 @@ class Window:
 
     @cached_property
     def exact_k(self) -> NDArray[np.float64]:
-        """K as `k`, without rounding."""
+        """`k` in float64."""
         return np.asarray(self.x.astype(np.float64) @ self.weights.w_k)
 
     @cached_property
     def exact_v(self) -> NDArray[np.float64]:
-        """V as `v`, without rounding."""
+        """`v` in float64."""
         return np.asarray(self.x.astype(np.float64) @ self.weights.w_v)
 
     @cached_property
     def k_norm(self) -> np.ndarray:
-        """What QK-norm multiplies k by [n, e_k], or [1, 1]: its gain over the root mean square of each row, or head, or
-        of its distances from their mean."""
+        """QK-norm's factor of k [n, e_k], or [1, 1]: its weight over the root mean square of each row or head (of
+        LayerNorm: over the standard deviation)."""
         gain = self.weights.gain("k")
         return np.ones((1, 1)) if gain is None else gain * self._per_rms(self.exact_k)
 
     @cached_property
     def keys(self) -> NDArray[np.float32]:
-        """K as queries meet it, in the runtime's precision [n, e_k]."""
+        """K after norm and RoPE, in the runtime's precision [n, e_k]."""
         return self.as_keys(self.k)
 
     def unrotated(self, k: np.ndarray) -> np.ndarray:
-        """Norm (with the factors of the exact k) and bias on top of k [n, e_k]."""
+        """Apply QK-norm (with the factors of the exact k) and the bias to k [n, e_k]."""
         bias = self.weights.bias("k")
         k = k if self.weights.gain("k") is None else self._centred(k) * self.k_norm.astype(k.dtype)
         return k if bias is None else k + bias
 
     def as_keys(self, k: np.ndarray) -> np.ndarray:
-        """Those and rotation on top of k [n, e_k]."""
+        """Apply QK-norm, the bias and RoPE to k [n, e_k]."""
         k = self.unrotated(k)
         return k if self.rotation is None else self.rotation.turn(k, self.weights.attention.n_kv_heads)
 
     def key_noise(self, variance: np.ndarray) -> KeyNoise:
-        """What `as_keys` makes of noise of this variance in k [n, e_k]."""
+        """Noise of as_keys(k) if k has noise of this variance [n, e_k]."""
         variance = variance * np.square(self.k_norm)
         if self.rotation is None:
             return KeyNoise(variance, repeats=True)
@@ -108,12 +109,12 @@ class Window:
 
     @cached_property
     def queries(self) -> NDArray[np.intp]:
-        """The rows whose attention is computed."""
+        """Indices of the query rows whose attention is computed."""
         return np.unique(np.linspace(0, len(self) - 1, min(_QUERIES, len(self))).astype(np.intp))
 
     @cached_property
     def _q(self) -> NDArray[np.float64]:
-        """Queries as keys meet them [queries, q width]."""
+        """Queries after norm and RoPE [queries, q width]."""
         gain, bias = self.weights.gain("q"), self.weights.bias("q")
         q = self.x.astype(np.float64) @ self.weights.w_q
         if gain is not None:
@@ -124,11 +125,11 @@ class Window:
         return np.asarray(q[self.queries])
 
     def _centred(self, rows: np.ndarray) -> np.ndarray:
-        """Less the mean of each row, where QK-norm is LayerNorm (of whole rows)."""
+        """The rows minus their means if QK-norm is LayerNorm (which is of whole rows), else the rows."""
         return rows - rows.mean(axis=1, keepdims=True) if self.weights.attention.layer_norm else rows
 
     def _per_rms(self, rows: np.ndarray) -> np.ndarray:
-        """Of each column's row, or of its head in it [n, e]."""
+        """1 / root mean square of the row, or head, that each element is in [n, e]."""
         a, squares = self.weights.attention, np.square(self._centred(rows), dtype=np.float64)
         parts = squares.reshape(len(rows), -1, a.head_dim if a.qk_norm == "head" else squares.shape[1])
         mean = np.broadcast_to(parts.mean(axis=2, keepdims=True), parts.shape).reshape(squares.shape)
@@ -161,7 +162,7 @@ class Window:
 
     @cached_property
     def exact_keys(self) -> NDArray[np.float64]:
-        """K as `keys`, without rounding."""
+        """`keys` in float64."""
         return self.as_keys(self.exact_k)
 
     @cached_property
@@ -173,11 +174,11 @@ class Window:
 
     @cached_property
     def _own(self) -> np.ndarray:
-        """Where a query meets its own row [queries, n]."""
+        """Mask of each query's own row [queries, n]."""
         return np.asarray(np.arange(len(self)) == self.queries[:, None])
 
     def _softmax(self, scores: np.ndarray, head: int) -> np.ndarray:
-        """Weights of scores [queries, n], which are overwritten. With a sink they sum to less than 1."""
+        """Softmax of masked scores [queries, n], in place. With an attention sink weights sum to less than 1."""
         sink = -np.inf if self.weights.sinks is None else float(self.weights.sinks[head])
         scores += self._mask
         high = np.maximum(scores.max(axis=1, keepdims=True), sink)
@@ -188,7 +189,7 @@ class Window:
 
     @cached_property
     def _mask(self) -> np.ndarray:
-        """0 where a query sees a row, else -infinity [queries, n]."""
+        """The attention mask: 0 where a query sees a row, else -infinity [queries, n]."""
         at, own = np.arange(len(self)), self.queries[:, None]
         seen = at <= own
         if window := self.weights.attention.window:
@@ -205,21 +206,21 @@ class Window:
         return out
 
     def softmax_weights(self) -> list[np.ndarray]:
-        """Of each query head [queries, n]."""
+        """Softmax weights of each query head [queries, n]."""
         return [p for p, _ in self._attention]
 
     @cached_property
     def _groups(self) -> np.ndarray | None:
-        """The group of each token, tokens with equal inputs together [n]; None where all differ."""
+        """Group index of each token: tokens with equal inputs are in one group [n]; None if all inputs differ."""
         _, group = np.unique(self.x, axis=0, return_inverse=True)
         group = group.ravel()
         return group if group.max() + 1 < len(self) else None
 
     def output_error(self, keys: np.ndarray, values: np.ndarray) -> tuple[float, float]:
-        """What attention's output is off when stored rows read back as these keys and values.
+        """The error of attention's output if stored rows read back as these keys and values.
 
         Returns:
-            The sum of squares of the difference, and of the exact output.
+            The sum of squares of the error, and of the exact output.
         """
         error, at = 0.0, (np.arange(len(self.queries)), self.queries)
         for head, (_, exact) in enumerate(self._attention):
@@ -230,10 +231,10 @@ class Window:
             error += float(np.square(got - exact).sum())
         return error, self.output_energy
 
-    # What follows is to first order, from variances. With weights p_j, o = sum p_j v_j changes by sum p_j dv_j
-    # + sum p_j ds_j (v_j - o). Rounding of different tokens is independent, so noise of values counts with sum p_j^2,
-    # and that of scores with sum p_j^2 |v_j - o|^2. Tokens with equal inputs, of which a first layer is full, err
-    # alike: their p_j add up first.
+    # The rest predicts errors to first order from variances. With weights p_j, o = sum p_j v_j changes by sum p_j dv_j
+    # + sum p_j ds_j (v_j - o). Rounding errors of different tokens are independent, so noise of values has the factor
+    # sum p_j^2, and that of scores sum p_j^2 |v_j - o|^2. Tokens with equal inputs, frequent in the first layer, have
+    # equal errors: their p_j are added before squaring.
 
     @cached_property
     def output_energy(self) -> float:
@@ -242,16 +243,17 @@ class Window:
 
     @cached_property
     def _past(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Softmax weights of stored rows, for each head: of tokens [queries, n], and of groups [queries, groups]."""
+        """Softmax weights of stored rows (all but a query's own), for each head: of tokens [queries, n], and of groups
+        [queries, groups]."""
         past = [np.where(self._own, 0, weights) for weights, _ in self._attention]
         return [(p, self._shared(p)) for p in past]
 
     def from_values(self, noise: np.ndarray, missed: np.ndarray | None) -> float:
-        """Expected sum of squares of what errors of values do to attention's output.
+        """Expected sum of squares of the error of attention's output due to errors of values.
 
         Args:
-            noise: variance of each channel of V [e_v].
-            missed: v - v^ apart from noise, for each token [n, e_v]: a function of the input, so it is summed as it is.
+            noise: noise variance of each channel of V [e_v].
+            missed: the systematic part of v - v^ of each token [n, e_v], which is summed with its sign; None: 0.
         """
         error = 0.0
         for head, (p, shared) in enumerate(self._past):
@@ -262,7 +264,7 @@ class Window:
         return error
 
     def from_scores(self, noise: KeyNoise) -> float:
-        """Expected sum of squares of what errors of scores do to attention's output."""
+        """Expected sum of squares of the error of attention's output due to errors of scores."""
         error, square = 0.0, self.weights.attention.scale**2
         at = self._first if noise.repeats else slice(None)
         for head, weights in enumerate(self._of_groups if noise.repeats else self._of_tokens):
@@ -272,7 +274,7 @@ class Window:
 
     @cached_property
     def _bends(self) -> list[np.ndarray] | list[float]:
-        """By how much a cap shrinks variances of scores, of each head [queries, n]."""
+        """The factor by which a score cap reduces variances of scores, of each head [queries, n]."""
         a = self.weights.attention
         if not a.score_cap:
             return [1.0] * a.n_heads
@@ -286,7 +288,7 @@ class Window:
 
     @cached_property
     def _of_groups(self) -> list[np.ndarray]:
-        """The same of tokens with equal inputs together, for each head [queries, groups]."""
+        """_of_tokens with the weights of tokens with equal inputs added, for each head [queries, groups]."""
         if self._groups is None:
             return self._of_tokens
         return [self._spread(head, p, self.exact_v[self._first]) for head, (_, p) in enumerate(self._past)]
@@ -298,11 +300,11 @@ class Window:
 
     @cached_property
     def _first(self) -> np.ndarray | slice:
-        """The first token of each group."""
+        """Index of the first token of each group."""
         return slice(None) if self._groups is None else np.unique(self._groups, return_index=True)[1]
 
     def _shared(self, p: np.ndarray) -> np.ndarray:
-        """Weights [queries, n] added up over tokens with equal inputs [queries, groups]."""
+        """Weights [queries, n] summed over tokens with equal inputs [queries, groups]."""
         if self._groups is None:
             return p
         order = np.argsort(self._groups, kind="stable")
