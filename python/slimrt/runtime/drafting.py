@@ -1,4 +1,4 @@
-"""Which models may draft for which, before any of them is loaded."""
+"""Checks whether a model can draft for another (speculative decoding), before either is loaded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from slimrt.modes import AGING
 Draft = str | os.PathLike[str] | ModelSource | None
 
 SELF = "self"
-"""As draft_model: the model itself, which reads few rows of a long text for its guesses."""
+"""Value of draft_model: the model drafts for itself, reading only few rows of a long text."""
 
 
 def check_draft(source: ModelSource, target: ModelSource) -> None:
-    """UnsupportedError: a model that cannot draft for the target, because tokens are not the same; says which."""
+    """Raises UnsupportedError if the model `source` cannot draft for `target`: they must be text models with the same
+    tokens; the message says what differs."""
     check_kind(target, "a draft_model is for")
     check_kind(source, "a draft_model is one of")
     mine, wanted = source.tokenizer.vocabulary, target.tokenizer.vocabulary
@@ -40,13 +41,14 @@ def check_draft(source: ModelSource, target: ModelSource) -> None:
 
 
 def check_kind(source: ModelSource, what: str) -> None:
-    """UnsupportedError: a model that does not continue texts. what: the sentence says of those that do."""
+    """Raises UnsupportedError if a model does not continue texts. what: start of the message, followed by "models that
+    continue texts"."""
     if source.kind != "text":
         raise UnsupportedError(f"{what} models that continue texts: {source.name} is a {source.kind} model")
 
 
 def with_draft(planner: Planner, draft_model: Draft, progress: bool | None) -> Planner:
-    """A planner that knows what drafts for its model: a model, checked, itself, or nothing. Errors as check_draft and
+    """The planner with the checked draft model: another model, the model itself, or none. Errors as check_draft and
     ModelSource.of."""
     if draft_model == SELF:
         check_kind(planner.source, "a draft_model is for")
@@ -58,8 +60,8 @@ def with_draft(planner: Planner, draft_model: Draft, progress: bool | None) -> P
 
 
 def refuse_aging(source: ModelSource, modes: Iterable[str]) -> None:
-    """UnsupportedError: rows of a model in these modes of its layers age, and cannot be taken back where a guess was
-    wrong."""
+    """Raises UnsupportedError if one of the layers' modes is an aging one, whose rows cannot be truncated when a draft
+    token is rejected."""
     if aging := set(modes) & set(AGING):
         raise UnsupportedError(
             f"drafts need rows that can be taken back, those of cache mode {', '.join(sorted(aging))} of "

@@ -1,4 +1,4 @@
-"""What a model's caches need beyond its file: folded while it is loaded, and refused where that costs too much."""
+"""Folding at load: computes the folded weights that a file lacks, and refuses caches that are too imprecise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def folds_at_load(source: ModelSource, choice: CacheChoice) -> dict[LayerCache, list[int]]:
-    """The layers whose self-attention needs folded weights that the file lacks, by the cache they are to have."""
+    """Cache -> layers whose self-attention is to have it and whose folded weights the file lacks."""
     present = source.file.tensors()
     missing: dict[LayerCache, list[int]] = {}
     for layer, cache in _owning(source, choice):
@@ -32,12 +32,12 @@ def folds_at_load(source: ModelSource, choice: CacheChoice) -> dict[LayerCache, 
 
 
 def _owning(source: ModelSource, choice: CacheChoice) -> list[tuple[int, LayerCache]]:
-    """The layers that have rows of their own, with their caches."""
+    """(layer, cache) of the layers that have rows of their own."""
     return [(i, cache) for i, cache in enumerate(choice.layers(source)) if source.owners[i] == i]
 
 
 def cross_folds_at_load(source: ModelSource, mode: str) -> list[int]:
-    """The same of cross-attention in this mode."""
+    """The layers whose cross-attention needs folded weights in this mode that the file lacks."""
     present = source.file.tensors()
     names = CROSS_FOLDED.get(mode, ())
     layers = range(int(source.defaults["n_layers"]))
@@ -50,7 +50,7 @@ def needs_folding(source: ModelSource, choice: CacheChoice) -> bool:
 
 
 def lossy_layers(source: ModelSource, choice: CacheChoice) -> dict[Lossy, list[int]]:
-    """The layers of either attention whose mode may lose too much, by what is kept of them."""
+    """Cached rows whose mode may be too imprecise -> the layers that have them, of both attentions."""
     from slimrt.folding.gate import CROSS, Lossy
 
     losing: dict[Lossy, list[int]] = {}
@@ -70,11 +70,12 @@ def _lossy(cache: LayerCache) -> Lossy:
 
 
 def require_precise(source: ModelSource, choice: CacheChoice) -> list[str]:
-    """Refuses modes that lose too much, by inverting a projection or by a small residual, where that is known without
-    folding: the others are judged while they are folded. Returns what to say of those that were insisted on.
+    """Refuse modes that are too imprecise (they invert a projection, or have a small residual) in layers that need not
+    be folded; the other layers are judged while they are folded. Returns sentences on modes that are over the limit
+    and that allow_lossy permits.
 
     Raises:
-        CacheUnsupportedError: with the error, the layer and the nearest mode that is fine.
+        CacheUnsupportedError: names the error, the layer and the nearest mode that is precise enough.
     """
     from slimrt.folding.gate import CROSS
 
@@ -88,10 +89,10 @@ def require_precise(source: ModelSource, choice: CacheChoice) -> list[str]:
 
 
 def refusal(source: ModelSource, choice: CacheChoice, *, only_cheap: bool) -> str | None:
-    """Why loading would refuse this choice as too imprecise; "": it would not. None: to know would take long (or
-    what is asked cannot be folded), and only_cheap.
+    """Why loading would refuse this choice as too imprecise; "": it would not. None: with only_cheap, if it would take
+    long to determine.
 
-    What loading measures on a text is predicted here for white inputs, as the text would be slow.
+    Loading predicts the error of some modes on a text; here it is predicted for white inputs, which is faster.
     """
     from slimrt.folding.gate import predicts_fast
 
@@ -106,14 +107,15 @@ def refusal(source: ModelSource, choice: CacheChoice, *, only_cheap: bool) -> st
 
 
 class Judge:
-    """Refuses layers of one sort of rows, and remembers which of them want caution."""
+    """Judges the error of layers with the same cached rows: refuses those over the limit, and collects those that
+    deserve a warning."""
 
     def __init__(self, source: ModelSource, rows: Lossy, choice: CacheChoice):
         self.source, self.rows, self.allowed = source, rows, choice.allow_lossy
         self.doubtful: dict[int, float] = {}
 
     def __call__(self, layer: int, error: float, inputs: str) -> None:
-        """CacheUnsupportedError: the error is over the limit, and nobody insisted."""
+        """Judge a layer. CacheUnsupportedError: its error is over the limit, and allow_lossy is not set."""
         from slimrt.folding.gate import require_precise
         from slimrt.folding.report import CAUTION
 
@@ -125,7 +127,7 @@ class Judge:
             self.doubtful[layer] = error
 
     def predict(self, layers: list[int]) -> None:
-        """The same of layers whose fold is in the file, or need not be made."""
+        """Predict and judge the errors of layers, from the file or by folding them for white inputs."""
         from slimrt.folding.calibrate import WHITE_INPUTS
         from slimrt.folding.gate import predicted, written
 
@@ -134,7 +136,7 @@ class Judge:
             self(layer, error, "by its conversion" if layer in known else WHITE_INPUTS)
 
     def say(self) -> list[str]:
-        """Notes what wants caution, and returns it where it is over the limit."""
+        """Emit a warning on the layers collected; returns it, in a list, if one of them is over the limit, else []."""
         from slimrt.folding.gate import percent
         from slimrt.folding.report import TOO_LARGE
 
@@ -157,7 +159,7 @@ def fold(
     calibration: str | os.PathLike[str] | None,
     show_progress: bool | None,
 ) -> tuple[dict[str, NDArray[np.float32]], list[str]]:
-    """The tensors that the file lacks, by name, and what to say of modes that lose too much and were insisted on.
+    """The folded tensors that the file lacks, by name, and sentences on modes over the limit that allow_lossy permits.
     Errors as slimrt.folding.fold.fold_layers and cross.fold_cross."""
     unfolded = folds_at_load(source, choice)
     mode = choice.cross.mode_for(source)

@@ -1,4 +1,4 @@
-"""What a model is for, and a clear answer to who wants another thing of it."""
+"""Kinds of models: checks that a model can do what is requested, and errors that say what it can do."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TEXT = "slimrt generate or chat (from Python generate(), stream() and chat())"
 
 
 def require(runtime: Runtime, *kinds: str, to: str) -> str:
-    """The model's kind, if it is one of these. UnsupportedError else, with what the model is for.
+    """The model's kind, if it is one of `kinds`; else UnsupportedError, which says what the model is for.
 
     Args:
-        to: what is wanted of it, as a verb.
+        to: what is requested, as a verb.
     """
     kind = runtime.source.kind
     if kind not in kinds:
@@ -34,7 +34,7 @@ def require(runtime: Runtime, *kinds: str, to: str) -> str:
 
 
 def continues_texts(source: ModelSource) -> None:
-    """UnsupportedError for a model that has an encoder: without a source there is nothing to continue or to keep."""
+    """Raises UnsupportedError for a model with an encoder, whose decoder cannot continue a text without a source."""
     if source.kind != "text":
         raise UnsupportedError(
             f"{source.name} is a {source.kind} model, and a decoder beside an encoder cannot continue a text by "
@@ -43,11 +43,11 @@ def continues_texts(source: ModelSource) -> None:
 
 
 def places(runtime: Runtime, needed: int, most: int, shared: int = 0) -> int:
-    """Sequences that a search takes of its model's loop: those that it needs, or more where the cache has fewer rows
-    than full contexts. Searches at once then never lack rows, which none of them could give up for another.
+    """How many of the model's sequences a search (beams, or best_of) reserves: those that it needs, or more if the
+    cache has fewer rows than n_seqs full contexts, so that concurrent searches never run out of rows.
 
     Args:
-        most: rows of each of its sequences at the end. shared: those at the beginning that they have in common.
+        most: rows of each of its sequences at the end. shared: rows of the prefix that its sequences share.
 
     Raises:
         ValueError: the model was loaded with fewer sequences.

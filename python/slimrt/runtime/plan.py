@@ -1,4 +1,4 @@
-"""What a model would take in memory, in every cache that is legal for it."""
+"""slimrt.plan."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ def plan(
     progress: bool | None = None,
     **options: Unpack[CacheOptions],
 ) -> PlanResult:
-    """What a model would take in memory for every cache mode that is legal for it. No weights are loaded, but to know
-    what a mode that is asked for loses, which loading would refuse: it is folded, a layer at a time.
+    """The memory that a model would take in every cache mode that is legal for it, without loading it.
 
-    Args: as for slimrt.Model; memory_limit in bytes or as "6GiB", None: what the device has available now.
-        max_queue: requests that wait for a server of the model (slimrt serve), whose logits, masks and requests are
-            then counted too; None: there is no server.
-        draft_model: what it takes is in every total, and by name in draft_weights, draft_cache and draft_scratch;
-            "self" takes no weights and rows of its own.
+    Weights are read only to predict the error of the requested mode, if loading might refuse it: its layers are then
+    folded, one at a time.
+
+    Args: as slimrt.Model; memory_limit in bytes or as "6GiB", None: what the device has available now.
+        max_queue: most waiting requests of a server of the model (slimrt serve); its logits, masks and requests are
+            then included; None: no server.
+        draft_model: its memory is included in every total, and listed as draft_weights, draft_cache and draft_scratch;
+            "self" has no weights and rows of its own.
 
     Raises:
         FileNotFoundError, ModelFormatError, UnsupportedError, CacheUnsupportedError: as slimrt.Model.
-        ValueError, TypeError: an argument out of its range, or of a wrong kind.
+        ValueError, TypeError: an argument out of its range, or of a wrong type.
     """
     device = resolve_device(device, n_gpu_layers)  # before anything slow
     source = ModelSource.of(path, progress)

@@ -1,4 +1,4 @@
-"""A loaded model: the engine, the lock that one thread at a time holds to use it, and what belongs to both."""
+"""A loaded model: the engine, the lock with which one thread at a time uses it, and their state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slimrt.plumbing.notes import note, tell
 from slimrt.plumbing.units import format_bytes
 from slimrt.runtime.fold_at_load import fold, needs_folding, refusal, require_precise
 
-_lost: list[core.Engine | None] = []  # whose memory a thread of the parent was changing: never freed
+_lost: list[core.Engine | None] = []  # engines that were in use when the process was forked: never freed
 
 
 class Runtime:
@@ -34,14 +34,14 @@ class Runtime:
     Attributes:
         source: the model's files.
         info: Engine.info().
-        lock: held for a whole call that must not mix with others'; reentrant.
-        show_progress: whether long work shows a bar.
-        lossy: what is lost in modes that allow_lossy insisted on, for people.
-        access: how memory is accessed where that is faster than the usual way (slimrt.machine), for people.
-        loop: of all its tasks, where there were some (generation.loop).
-        draft: a model that drafts for its texts, closed with it (generation.draft_model); None: there is none.
-        reclaim: makes so many blocks of the cache free that only wait for a use, or all; returns 0: none do.
-        compared: the caches of which the fastest was to be found, with their times, for people; "" where one was named.
+        lock: held for calls that must not be interleaved with others; reentrant.
+        show_progress: whether long work shows a progress bar.
+        lossy: sentences on modes over the limit that allow_lossy permits; "": none.
+        access: prefetch policies that differ from the default (slimrt.machine), as text.
+        loop: the scheduling loop of all its tasks (generation.loop); None: not started yet.
+        draft: a draft model, closed with this one (generation.draft_model); None: none.
+        reclaim: frees this many cache blocks that are kept for reuse only, or all of them; returns 0 if there are none.
+        compared: for cache "fastest", the compared caches with their times, as text; else "".
     """
 
     def __init__(self, source: ModelSource, engine: core.Engine, *, show_progress: bool):
@@ -70,7 +70,7 @@ class Runtime:
         return int(self.info["n_vocab"])
 
     def sparse_counts(self) -> tuple[int, int]:
-        """Rows, for each head, that decoding with a budget came by so far, and how many of them it skipped."""
+        """(row, head) pairs that sparse decoding has considered so far, and how many of them it skipped."""
         if not (self.info["sparse_threshold"] or self.info["sparse_delta"]):
             return 0, 0
         with self.use() as engine:
@@ -78,16 +78,16 @@ class Runtime:
         return counts["rows"], counts["skipped"]
 
     def cache_bytes(self, n_tokens: int) -> int:
-        """Of the rows that a text of so many tokens holds: layers with a sliding window keep no more than max_rows."""
+        """Bytes of the rows of a text of n_tokens tokens; layers with a sliding window keep at most max_rows."""
         return sum(layer["bytes_per_token"] * min(n_tokens, layer["max_rows"]) for layer in self.info["layers"])
 
     @contextmanager
     def use(self) -> Iterator[core.Engine]:
-        """The engine, for this thread alone.
+        """Context manager: the engine, for exclusive use by this thread.
 
         Raises:
             ValueError: the model is closed.
-            RuntimeError: called from a callback of the engine's own work; or another thread was at work with it when
+            RuntimeError: called from a progress callback of the engine; or another thread was using the engine when
                 this process was forked from its parent.
         """
         with self.lock:
@@ -108,7 +108,8 @@ class Runtime:
                 self._user = None
 
     def after_fork(self) -> None:
-        """A model that nobody was using goes on in the child, with threads of its own; another one is lost."""
+        """Called in a forked child: a model that no other thread was using continues to work, with new threads; else it
+        is unusable."""
         self.lock = threading.RLock()
         if self.loop is not None:
             self.loop.after_fork()
@@ -117,11 +118,11 @@ class Runtime:
             _lost.append(self._engine)
 
     def drop(self, sequence: int) -> None:
-        """Frees a sequence at the next use: the garbage collector may call this in the middle of one."""
+        """Free a sequence at the next use(); the garbage collector may call this during one."""
         self._dropped.append(sequence)
 
     def close(self) -> None:
-        """Frees everything; waits for calls in progress."""
+        """Free all memory; waits for calls in progress."""
         if self.loop is not None:
             self.loop.close()
         with self.lock:
@@ -130,7 +131,7 @@ class Runtime:
                 self.draft.close()
 
 
-LEAST_FITTED = 256  # tokens; what is shorter is not worth loading a model for unless it is asked for
+LEAST_FITTED = 256  # tokens; a context is not reduced below this automatically
 
 
 def load(
@@ -143,11 +144,14 @@ def load(
     show_progress: bool | None,
     calibration: str | os.PathLike[str] | None = None,
 ) -> Runtime:
-    """Load a model; n_ctx 0: its own context, or what fits of it; memory_limit 0: what the machine has available;
-    calibration: for what is folded, as slimrt.Model.
+    """Load a model.
+
+    Args:
+        n_ctx: 0: the model's own context, or as much of it as fits. memory_limit: bytes; 0: what is available now.
+        calibration: as slimrt.Model.
 
     Raises:
-        WontFitError: with options, what would fit instead.
+        WontFitError: its options would fit instead.
         CacheUnsupportedError, UnsupportedError, ModelFormatError: as slimrt.Model.
         FileNotFoundError, ValueError: no such calibration text, or one for an encoder-decoder.
     """
@@ -174,7 +178,7 @@ def load(
                 planner.limit,
             )
         if not planner.fit(sizes) and needs_folding(source, choice):
-            raise WontFitError(  # the core would say so too, after minutes of folding
+            raise WontFitError(  # the core would raise it too, but after minutes of folding
                 f"needs {format_bytes(sizes.total)}, {format_bytes(planner.limit)} available",
                 sizes.total,
                 planner.limit,
@@ -208,7 +212,7 @@ def load(
 
 
 def _what_fits(planner: Planner, choice: CacheChoice, n_ctx: int) -> int:
-    """A context that nobody asked for, made so small that it fits and said so; as it is if that would be hardly any."""
+    """A default context reduced to what fits, with a note; unchanged if less than LEAST_FITTED would fit."""
     if planner.fits(choice, n_ctx) or (largest := planner.largest_n_ctx(choice)) < LEAST_FITTED:
         return n_ctx
     tell(
@@ -219,7 +223,7 @@ def _what_fits(planner: Planner, choice: CacheChoice, n_ctx: int) -> int:
 
 
 def settle(planner: Planner, choice: CacheChoice, n_ctx: int) -> tuple[CacheChoice, str]:
-    """The choice with the fastest cache in the place of "fastest", and what it was compared with."""
+    """The choice with "fastest" resolved, and the comparison as text; another choice unchanged, and ""."""
     if not asks_for_fastest(choice):
         return choice, ""
     found = fastest(planner, choice, n_ctx, lambda one: refusal(planner.source, one, only_cheap=True))
@@ -227,7 +231,8 @@ def settle(planner: Planner, choice: CacheChoice, n_ctx: int) -> tuple[CacheChoi
 
 
 def _follow_machine(source: ModelSource, planner: Planner) -> str:
-    """Has the engine access memory as is fastest here, and says what is not as usual; "" for what all is."""
+    """Set the fastest prefetch policies for the engine to be created, and return those that differ from the default, as
+    text."""
     if "cpu" not in planner.device:
         return ""
     found = machine.follow(machine.bytes_by_type(source.file), planner.n_threads)
@@ -235,8 +240,9 @@ def _follow_machine(source: ModelSource, planner: Planner) -> str:
 
 
 def _copied(source: ModelSource, planner: Planner, engine: core.Engine) -> str:
-    """Has a loaded model's weights in huge pages where that pays, and says so. The plan counts them either way. A file
-    is left alone that is hardly read any more, since its types are held in another layout."""
+    """Copy a loaded model's weights into huge pages if that is faster, and return a phrase on it, or "". A plan counts
+    mapped weights in any case. Files less than half of which stays mapped (types that are kept in another layout) are
+    not copied."""
     if planner.device != "cpu" or 2 * engine.memory()["mapped"] < source.file.bytes().size:
         return ""
     gain = machine.use_huge_pages(source.file, planner.n_threads)
@@ -244,7 +250,7 @@ def _copied(source: ModelSource, planner: Planner, engine: core.Engine) -> str:
 
 
 def _check_calibration(source: ModelSource, calibration: str | os.PathLike[str] | None) -> None:
-    """Refuses a text that is not there or of no use, whether or not anything is folded with it."""
+    """Refuse a text that does not exist or cannot be used, even if nothing is folded with it."""
     if calibration in (None, "none"):
         return
     if source.has_encoder:
@@ -256,7 +262,7 @@ def _check_calibration(source: ModelSource, calibration: str | os.PathLike[str] 
 
 
 def describe(runtime: Runtime, memory: Mapping[str, int], say: Callable[[str], object]) -> None:
-    """Says what a load resolved to."""
+    """Report what the options of a load resolved to, by calling `say` with sentences."""
     info = runtime.info
     cross = f"{describe_cross(crossed)}, " if (crossed := info.get("cross")) else ""
     tokens = info["cache_tokens"]

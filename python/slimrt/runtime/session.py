@@ -1,4 +1,4 @@
-"""A context that is kept: append, fork, truncate, save."""
+"""Sessions: a context whose cache rows stay in memory; append, fork, truncate, save."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slimrt.plumbing.closing import Closing
 from slimrt.plumbing.files import written_beside
 from slimrt.runtime.runtime import Runtime
 
-# A file: magic, length of the header (uint64), header (JSON), rows, CRC-32 of all before it (uint32).
+# File format: magic, length of the header (uint64), header (JSON), rows, CRC-32 of all preceding bytes (uint32).
 _MAGIC = b"SLIMRTSE"
 _VERSION = 2
 _MAX_HEADER = 1 << 28
@@ -39,7 +39,7 @@ def as_ids(ids: TokenIds, n_vocab: int) -> list[int]:
     """Token ids as a list of int.
 
     Raises:
-        ValueError: not one-dimensional integers, or one that is not in the vocabulary.
+        ValueError: not a one-dimensional sequence of integers, or one of them is not in the vocabulary.
         TypeError: None, bytes, or texts.
     """
     array = np.asarray(ids)
@@ -57,17 +57,17 @@ def as_ids(ids: TokenIds, n_vocab: int) -> list[int]:
 
 
 def as_prompt(runtime: Runtime, prompt: str | TokenIds) -> list[int]:
-    """The ids of a text, or ids as a list: of an empty text BOS alone, if the model has it. Errors as as_ids."""
+    """The ids of a text (of an empty one BOS alone, if the model has it), or ids as a list. Errors as as_ids."""
     return runtime.source.prompt_ids(prompt) if isinstance(prompt, str) else as_ids(prompt, runtime.n_vocab)
 
 
 def is_batch(prompts: Any) -> bool:
-    """Whether a list of texts, or of ids of several, was given, not one."""
+    """Whether an argument is a list of prompts rather than one prompt."""
     return isinstance(prompts, list) and (not prompts or not isinstance(prompts[0], (int, np.integer)))
 
 
 def check_length(n_tokens: int, runtime: Runtime, what: str) -> None:
-    """Raises ContextOverflowError when so many tokens do not fit a context."""
+    """Raises ContextOverflowError if n_tokens tokens do not fit a context. what: subject of the message."""
     if n_tokens > runtime.n_ctx:
         raise ContextOverflowError(
             f"{what} has {n_tokens} tokens, the context holds {runtime.n_ctx}: shorten it; "
@@ -76,8 +76,8 @@ def check_length(n_tokens: int, runtime: Runtime, what: str) -> None:
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens with which two lists begin alike."""
-    one, other = list(one), list(other)  # which are compared faster than their elements
+    """Length of the longest common prefix of two lists of tokens."""
+    one, other = list(one), list(other)  # slices of lists are compared faster than their elements
     most, step, n = min(len(one), len(other)), 256, 0
     while n < most and one[n : n + step] == other[n : n + step]:
         n += step
@@ -89,18 +89,18 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
 class Session(Closing):
     """A sequence of tokens whose cache rows stay in memory. Made by Model.session() and Model.load_session().
 
-    Every session takes rows from the cache of its model, which holds cache_tokens of them; forks share theirs
-    until they differ. Use it as a context manager, or close() it.
+    All sessions of a model share its cache, which has room for cache_tokens tokens; forks share rows until they differ.
+    Use it as a context manager, or call close().
 
-    A model with a sliding window keeps the rows of the window and of about n_batch tokens before it: a session that is
-    truncated to a text that looks further back computes its rows again, when it is next used.
+    A model with a sliding window keeps the rows of the window and of about n_batch tokens before it. A session that is
+    truncated further back than that computes its rows again when it is next used.
 
-    A text that goes on in it, such as a stream that is not done, has it for itself until it ends: appending, truncating
-    and beginning another one are a ValueError until then.
+    A generation in progress, such as a stream that has not ended, has the session for itself: until it ends, appending,
+    truncating and starting another one raise ValueError.
 
     Attributes:
-        replaceable: its rows may be dropped to make room, and are computed again when it goes on.
-        text: what goes on in it; None: nothing.
+        replaceable: its rows may be dropped to make room; they are computed again when it is next used.
+        text: the generation in progress; None: none.
     """
 
     replaceable = False
@@ -120,25 +120,25 @@ class Session(Closing):
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The ids whose rows it holds."""
+        """The token ids of the session."""
         return tuple(self._tokens)
 
     @property
     def length(self) -> int:
-        """Tokens it holds."""
+        """Number of tokens."""
         return len(self._tokens)
 
     def append(self, ids: TokenIds, *, last_only: bool = False) -> NDArray[np.float32]:
-        """Compute the tokens and keep their rows.
+        """Compute tokens and add their rows to the session.
 
         Returns:
-            logits float32 (n, vocab), a row for each appended token; (1, vocab) with last_only, which saves the
-            memory of the others.
+            logits float32 (n, vocab), a row for each appended token; with last_only (1, vocab), which saves the memory
+            of the others.
 
         Raises:
             ContextOverflowError: they do not fit; nothing was computed.
-            ValueError: no ids, or one outside the vocabulary; or the session or the model is closed; or a text goes on
-                in it.
+            ValueError: no ids, or one outside the vocabulary; the session or the model is closed; or a generation is in
+                progress in it.
         """
         new = as_ids(ids, self.runtime.n_vocab)
         if not new:
@@ -149,7 +149,7 @@ class Session(Closing):
             return append_together(self.runtime, [(self, new)], all_logits=not last_only)
 
     def fork(self) -> Session:
-        """A second session with the same content; the rows are shared until one of them changes."""
+        """A new session with the same content; rows are shared until one of the two changes them."""
         with self._completed() as engine:
             return Session(self.runtime, engine.fork(self.sequence), list(self._tokens))
 
@@ -157,9 +157,9 @@ class Session(Closing):
         """Keep the first `length` tokens.
 
         Raises:
-            ValueError: it has fewer; or a text goes on in it.
-            ContextOverflowError: rows that have aged become recent again, and forks hold the blocks that this takes;
-                the session is as it was.
+            ValueError: it has fewer tokens, or a generation is in progress in it.
+            ContextOverflowError: in an aging cache mode, rows become recent again and need blocks that forks occupy;
+                the session is unchanged.
         """
         with self.runtime.lock:
             self._require_idle()
@@ -168,7 +168,7 @@ class Session(Closing):
             self.cut(length)
 
     def cut(self, length: int) -> None:
-        """The same for the text that goes on in it."""
+        """truncate(), called by the generation in progress."""
         with self.runtime.use() as engine:
             dropped = self._tokens[length:]
             del self._tokens[length:]
@@ -179,18 +179,18 @@ class Session(Closing):
                 raise
 
     def lend(self, text: object) -> None:
-        """Have a text go on in it. ValueError: another one does."""
+        """Start a generation in it. ValueError: another one is in progress."""
         self._require_idle()
         self.text = text
 
     def _require_idle(self) -> None:
         if self.runtime.loop is not None:
-            self.runtime.loop.end_cancelled()  # streams that nobody holds any more
+            self.runtime.loop.end_cancelled()  # streams that were garbage-collected
         if self.text is not None:
             raise ValueError("a text goes on in this session: read its stream to the end, or close() it, first")
 
     def keep_common(self, ids: Sequence[int]) -> list[int]:
-        """Truncate to what it has in common with ids; returns the ids that are still to be computed, at least one."""
+        """Truncate to the longest common prefix with ids; returns the ids still to be computed, at least one."""
         common = common_length(self._tokens, ids[:-1])
         with self.runtime.use() as engine:
             self._agree(engine)
@@ -200,7 +200,8 @@ class Session(Closing):
         return list(ids[common:])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write tokens and rows to a file, complete or not at all. It loads only into the same model and cache.
+        """Write tokens and rows to a file, which appears only when complete. It can be loaded only with the same model
+        file and cache.
 
         Raises:
             OSError: the file cannot be written. ValueError: the session is closed.
@@ -220,19 +221,19 @@ class Session(Closing):
         return not self._free.alive
 
     def close(self) -> None:
-        """Give the rows back. A text that goes on in it ends with a ValueError at its next token."""
-        with self.runtime.lock:  # not within a step that computes them
+        """Free the rows. A generation in progress in it ends with a ValueError at its next token."""
+        with self.runtime.lock:  # not during a step that computes them
             self._free()
 
     def hand_over(self, engine: core.Engine) -> tuple[int, list[int]]:
-        """Closes the session, but leaves its sequence to the caller, with the tokens whose rows that has."""
+        """Close the session, but pass its sequence on to the caller: (sequence, tokens whose rows it has)."""
         self._agree(engine)
         self._free.detach()
         return self.sequence, self._tokens[: engine.length(self.sequence)]
 
     def _agree(self, engine: core.Engine) -> None:
-        """Drop rows beyond our tokens: Ctrl-C may strike between a step of the engine and our note of it. Where a
-        window has given back what the others look back to, drop all."""
+        """Drop the engine's rows beyond our tokens: Ctrl-C may interrupt between a step of the engine and the update of
+        our tokens. If a sliding window has already freed rows that the remaining ones need, drop all."""
         if self.closed:
             raise ValueError(CLOSED)
         if engine.length(self.sequence) > self.length:
@@ -240,22 +241,22 @@ class Session(Closing):
             engine.truncate(self.sequence, kept)
 
     def missing(self, engine: core.Engine) -> list[int]:
-        """The last tokens, which have no rows, where the others have and nothing else does."""
+        """The last tokens, those without rows in the engine."""
         self._agree(engine)
         return self._tokens[engine.length(self.sequence) :]
 
     def note(self, begin: int, ids: Sequence[int]) -> None:
-        """Know of these tokens that they were computed, from the begin-th on: some may be known already."""
+        """Record tokens that were computed, from index `begin` on; some may be recorded already."""
         self._tokens[begin : begin + len(ids)] = ids
 
     def _complete(self, engine: core.Engine) -> None:
-        """Rows for all our tokens, and no others."""
+        """Make the engine's rows match our tokens: drop surplus ones, compute missing ones."""
         if missing := self.missing(engine):
             engine.append([(self.sequence, np.array(missing, np.int32))])
 
     @contextmanager
     def _completed(self) -> Iterator[core.Engine]:
-        """The engine, with that; rows that only wait for a use make room."""
+        """Context manager: the engine, after _complete(); rows kept for reuse only are dropped if need be."""
         with self.runtime.lock:
             _make_room(self.runtime, [(self, [])])
             with self.runtime.use() as engine:
@@ -283,13 +284,13 @@ def append_together(
             session._complete(engine)
         arrays = [(session.sequence, np.array(ids, np.int32)) for session, ids in items]
         logits = engine.append(arrays, all_logits=all_logits, on_progress=on_progress)
-        for session, ids in items:  # before another thread may look: it would drop the rows as not agreed on
+        for session, ids in items:  # before another thread uses the engine: _agree() would drop the new rows
             session._tokens.extend(ids)
     return logits
 
 
 def _make_room(runtime: Runtime, items: Sequence[tuple[Session, list[int]]]) -> None:
-    """Take blocks that only wait for a use, or that nobody holds any more, where these tokens need them."""
+    """Free blocks that are kept for reuse only, or belong to cancelled streams, as far as these tokens need them."""
     if runtime.loop is not None:
         runtime.loop.end_cancelled()
     while runtime.reclaim is not None:
@@ -301,23 +302,23 @@ def _make_room(runtime: Runtime, items: Sequence[tuple[Session, list[int]]]) -> 
 
 
 def is_session(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as a session file does, of whatever version, sound or not."""
+    """Whether a file starts like a session file, of any version, intact or not."""
     with Path(path).open("rb") as file:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The header of a session file: version, model, cache, tokens, bytes (of rows). Its checksum is not looked at.
+    """The header of a session file: version, model, cache, tokens, bytes (of rows). The checksum is not verified.
 
     Raises:
-        ModelFormatError: not a session file, of another version, or cut off.
+        ModelFormatError: not a session file, of another version, or truncated.
     """
     with Path(path).open("rb") as file:
         return _read_start(file, path)[0]
 
 
 def _read_start(file: BinaryIO, path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes]:
-    """The header, and all that precedes the rows as it stands in the file. Errors as read_header."""
+    """The header, and the bytes of the file that precede the rows. Errors as read_header."""
     start = file.read(16)
     if len(start) < 16 or start[:8] != _MAGIC:
         raise ModelFormatError(f"{path}: not a slimrt session file")
@@ -341,7 +342,7 @@ def _read_start(file: BinaryIO, path: str | os.PathLike[str]) -> tuple[dict[str,
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], NDArray[np.uint8]]:
-    """Header and rows. Errors as read_header, or the checksum is another."""
+    """Header and rows. Errors as read_header; ModelFormatError for a wrong checksum."""
     with Path(path).open("rb") as file:
         header, start = _read_start(file, path)
         rows = np.fromfile(file, np.uint8, int(header["bytes"]))
@@ -354,7 +355,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], NDArray[np.uint
 
 
 def load_session(runtime: Runtime, path: str | os.PathLike[str]) -> Session:
-    """A session from a file; see Model.load_session."""
+    """Load a session from a file; see Model.load_session."""
     header, rows = _read(path)
     for key, value in _kind(runtime).items():
         if header.get(key) != value:
@@ -380,7 +381,7 @@ def load_session(runtime: Runtime, path: str | os.PathLike[str]) -> Session:
 
 
 def _kind(runtime: Runtime) -> dict[str, Any]:
-    """What a session's rows depend on."""
+    """What rows of a session depend on, and must be the same where it is loaded: the model file and the cache."""
     cache = [
         [layer["mode"], layer["type"], *([layer["rank"], layer["residual_type"]] if layer.get("rank") else [])]
         for layer in runtime.info["layers"]
