@@ -1,1 +1,1 @@
-"""Model files made from model files: folded, requantised, verified."""
+"""Conversion of model files: folding, requantising, verifying."""

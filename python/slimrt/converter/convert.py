@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert a model: Hugging Face directory, GGUF or whisper.cpp's ggml in, GGUF out, folded and requantised if asked."""
+"""Converts models from Hugging Face directories, GGUF or whisper.cpp's ggml to GGUF, folded and requantised."""
 
 from __future__ import annotations
 
@@ -72,68 +72,7 @@ def convert(
     progress: bool = True,
     overwrite: bool = True,
 ) -> ConvertReport:
-    """Convert a model.
-
-    Args:
-        src: a GGUF file (of a split one the first), a Hugging Face directory (config.json, safetensors), a ggml file
-            of whisper.cpp, or a repository that holds one of these ("org/repo:file"); never written to.
-        out: the GGUF file to write. It appears, or is replaced, only when it is complete.
-        cache: the cache mode to fold for ("kv", "k", "k+r", "v", "x", "xr", "kivi", "lowrank", "latent"); "auto": for
-            each layer the cheapest of them (but kivi) within the target; None: only convert. As slimrt.Model takes it
-            a mode may say more: "k+r:q8:16:q4" is cache_type, rank and residual_type too.
-        cache_type: element type the cache will have; with "auto" also several to choose from; of a mode whose rows age
-            perhaps levels, such as "q2@0.5+q4*0.1+sinks=4". "auto": f16; for cache "auto" any of f16, q8, fp8_e4m3, q4,
-            and of rows that age q8, q4, q3, q2; for cache "lowrank" its usual levels, with a target any of those four.
-        target_error: with cache "auto" or "lowrank", the largest relative error of V, and over sqrt(2) of attention's
-            output (`slimrt.folding.precision.Errors.size`), in any layer, of rows that age in the oldest; each layer
-            gets the fewest bytes within it. None: with "auto" 0.01, unless target_bytes is given.
-        target_bytes: with the same caches instead: bytes a token that all layers together have in a long context, or
-            how many times fewer than kv f16, such as "8x"; spent where they lower the error most
-            (`slimrt.folding.budget`).
-        rank, residual_type: of the residual of "k+r"; None: the default for the type.
-        rank, bits, share, sinks: of "lowrank", a value for each level, the oldest first: parts of V's latent, bits of K
-            and V, shares of the rows that have aged (one less: the oldest level has what is left), and tokens at a
-            text's beginning that stay as they are; as `slimrt.folding.lowrank.levels_text`.
-        group: tokens of a group that shares K's scales, and columns of one that shares V's: 32. heads: KV heads that
-            share a latent; None: up to four.
-        predict: of "lowrank", alone or among those of "auto": of V keep only what stored keys of the same heads do not
-            tell, which is less, for some time more.
-        v_heads: of "k" and "k+r": share of all KV heads that keep V beside K, those whose attention spreads most; they
-            are read as in kv, so V of few heads is computed. 0.25 takes a quarter of K's bytes more. Heads are put in
-            another order, which changes nothing but the order of sums; a layer all of whose heads are chosen gets kv.
-        outtype: type of the weight matrices, a key of `slimrt.converter.quantize.OUT_TYPES`; None: as in the source.
-        kv_layers, kv_heads: of a model of architecture "gptneox" or "llama", layers that keep K and V of their own, and
-            heads that do there; the others are merged into them (MLKV), as `slimrt.converter.share.share` says. None:
-            all. The result is not usable before it is trained further.
-        merge: how: "uniform" or "reference". shared_keys: what the others read of K, "unrotated" or "rotated".
-        calibration: a text file to fold for, and to predict errors with; None: the built-in text, if the model has a
-            tokenizer; "none": no text.
-        exact: insist on a fold that is exact in exact arithmetic: cache "k" or "v", which always are.
-        cross: of an encoder-decoder, the mode of cross-attention to fold for ("kv", "k", "e", "e1"); None: nothing.
-        cross_type: element type its rows will have; "auto": f16, and the file says none.
-        sparse: find the largest sparse_delta that adds no more than 1e-4 nats to the cache's KL divergence from kv f32,
-            on the calibration text and on the same with its parts said twice, for "auto" to mean when the file is
-            loaded; of "k", "k+r", "x", "xr".
-        verify: compare logits of source and result on a text file; True or "": on the built-in text (on arbitrary
-            tokens when the model has no tokenizer). An encoder is given the same text, or noise.
-        allow_lossy: insist on a mode whose error of V, predicted or measured, is over 5 % in a layer; loading the file
-            wants the same.
-        progress: show bars on stderr, when that is a terminal.
-        overwrite: replace an existing file.
-
-    Returns:
-        What was written, and what it will cost.
-
-    Raises:
-        ValueError: an unknown mode or type, an argument the mode has no use for, both targets, target_bytes below
-            the least that any choice takes (the message says it), a text or out's name that is not UTF-8, or out is the
-            source.
-        FileExistsError: out exists and overwrite is false.
-        CacheUnsupportedError: the mode is not exact for this model; names the layer, the reason, and legal modes. Or
-            it loses too much of V in this type (`gate`); names the figure, the layer, and the nearest that does not.
-        ModelFormatError, UnsupportedError: the source is broken, or something in it is not handled; by name.
-        OSError: the disk is full, a file cannot be read or written. Nothing partial stays behind.
-    """
+    """slimrt.convert, which documents arguments and errors; but progress: show bars on stderr if that is a terminal."""
     source, target, show = located(src, progress), Path(out), progress and bars.wanted(None)
     asked = Asked(
         cache, cache_type, target_error, target_bytes, rank, residual_type, bits, share, sinks, group, heads, predict,
@@ -218,8 +157,7 @@ def convert(
 
 
 def _break_evens(target: Path, layers: list[LayerReport]) -> dict[str, int | None]:
-    """From which context the new file takes less memory than with plain caches, where weights were folded, as
-    `slimrt plan` counts."""
+    """ConvertReport.smaller_from of the new file; {} if no weights were folded."""
     if not any(layer.weights for layer in layers):
         return {}
     planner = Planner.of(ModelSource(target, show_progress=False), None, 1, 512, None)
@@ -227,10 +165,11 @@ def _break_evens(target: Path, layers: list[LayerReport]) -> dict[str, int | Non
 
 
 def _keep_v(known: Calibration, model: ModelData, share: float, outtype: str | None, show: bool) -> Calibration:
-    """With the heads that keep V last. model: as it was before any change of type.
+    """The calibration with heads that store V chosen, and permuted to the end of each layer. model: the model before it
+    was requantised.
 
     Raises:
-        UnsupportedError: no text ranks heads, or they cannot be put in another order.
+        UnsupportedError: there is no text to rank heads by, or heads cannot be permuted.
     """
     attention = known.attention
     if known.folder is None:
@@ -245,7 +184,7 @@ def _keep_v(known: Calibration, model: ModelData, share: float, outtype: str | N
 
 
 def _sharing(cache: str | None, kv_layers: int | None, kv_heads: int | None, merge: str, keys: str) -> bool:
-    """Whether K and V are to be merged. ValueError: and folded, or how they are and not that."""
+    """Whether K and V are to be merged. ValueError: folding was requested too, or options of merging without it."""
     asked = kv_layers is not None or kv_heads is not None
     if asked and cache is not None:
         raise ValueError(
@@ -257,7 +196,7 @@ def _sharing(cache: str | None, kv_layers: int | None, kv_heads: int | None, mer
 
 
 def _attention(model: ModelData, request: Request, calibration: Text, verify: bool | Text) -> Attention:
-    """The model's attention, which the cache suits.
+    """The model's attention, checked to be suitable for the request.
 
     Raises:
         CacheUnsupportedError, UnsupportedError, ValueError: as `convert`.
@@ -322,8 +261,8 @@ def _check_texts(target: Path, cache: str | None, calibration: Text, verify: boo
 
 
 def _compared(source: Path, verify: bool | Text, show: bool) -> tuple[Path, np.ndarray | None] | None:
-    """What to verify the result against: the source, runnable, and ids of a text; None: it is not to be. Errors as
-    text_ids."""
+    """What to verify the result against: the source as a runnable file, and ids of a text; None: no verification.
+    Errors as text_ids."""
     if verify is None or verify is False:
         return None
     plain = runnable(source, show)
@@ -331,12 +270,12 @@ def _compared(source: Path, verify: bool | Text, show: bool) -> tuple[Path, np.n
 
 
 def _private_folder(path: Path) -> None:
-    """For what is computed before the header can be written."""
+    """Create the folder for tensors that are computed before the file's header can be written."""
     path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _cache_fields(layers: list[LayerReport], request: Request) -> dict[str, GGUFValue]:
-    """What the runtime does when it is left to the file: types only where they were chosen, or folded for."""
+    """Metadata of the caches that the runtime uses by default; types only if they were given, or folded for."""
     fields = {"modes": array([layer.mode for layer in layers], GGUFValueType.STRING)}
     if request.said or request.mode in ("k+r", "xr", LATENT_MODE, AUTO):
         fields["types"] = array([layer.type or request.types[0] for layer in layers], GGUFValueType.STRING)
@@ -349,7 +288,7 @@ def _cache_fields(layers: list[LayerReport], request: Request) -> dict[str, GGUF
 
 
 def _fold_fields(layers: list[LayerReport], basis: str) -> dict[str, GGUFValue]:
-    """The report, a value a layer; 0 where nothing is inverted, or nothing was measured."""
+    """The report as metadata, one value per layer; 0 if nothing was inverted or measured there."""
     columns: dict[str, list[float]] = {
         "cond": [layer.cond or 0.0 for layer in layers],
         "rank": [layer.rank for layer in layers],
@@ -367,7 +306,7 @@ def _fold_fields(layers: list[LayerReport], basis: str) -> dict[str, GGUFValue]:
 
 
 def _error_warnings(layers: list[LayerReport], request: Request) -> list[str]:
-    """One sentence when the stored row's rounding is amplified too much, naming the worst layer."""
+    """A warning, naming the worst layer, if the rounding of stored rows is amplified too much; else []."""
     if request.target is not None:
         return _target_warnings(layers, request, request.target)
     if request.budget is not None:

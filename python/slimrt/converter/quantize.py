@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Store a model's weights in another type."""
+"""Storing a model's weights in another type."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from slimrt.modelfile.gguf import ModelData, Tensor, uint32
 
 _Kind = GGMLQuantizationType
 _PLAIN = (_Kind.F32, _Kind.F16, _Kind.BF16)
-_BY_US = (_Kind.Q4_K, _Kind.Q5_K, _Kind.Q6_K)  # gguf has no quantisers of these
+_BY_US = (_Kind.Q4_K, _Kind.Q5_K, _Kind.Q6_K)  # quantised by the core: gguf-py has no quantisers of these
 
 
 @dataclass(frozen=True)
 class OutType:
-    """Which type each weight matrix gets.
+    """The type of each weight matrix.
 
     Attributes:
         kind: of all matrices but those below.
-        file_type: what the file says it is.
-        output: of the output matrix, or the token embedding if it serves as one; None: `kind`. Few bits cost most
-            where a token leaves the model, or enters it.
-        embedding: of a token embedding beside an output matrix; None: `kind`.
+        file_type: general.file_type in the metadata.
+        output: of the output matrix, or of the token embedding if that is tied to it; None: `kind`. These two are the
+            most sensitive to few bits.
+        embedding: of a token embedding that is not tied; None: `kind`.
         more_bits: of attn_v, attn_qkv and ffn_down in half of the layers; None: `kind`.
     """
 
@@ -52,18 +52,18 @@ OUT_TYPES = {
     "q6_k": OutType(_Kind.Q6_K, LlamaFileType.MOSTLY_Q6_K),
 }
 _MORE_BITS = re.compile(r"(enc\.|dec\.|)blk\.(\d+)\.(?:attn_v|attn_qkv|cross_attn_v|ffn_down(?:_exps|_shexp)?)\.weight")
-# Small, and read element by element: never worth a smaller type.
+# Small tensors that are read element by element: these stay as they are.
 _KEPT = re.compile(
     r"(.*\.)?(position_embd|attn_rel_b|conv\d|ffn_gate_inp|ffn_gate_inp_shexp"
     r"|rope_freqs|rope_factors_long|rope_factors_short)\.weight|slimrt\.bolt\..*"
 )
-# The largest values; those of the K types follow from a whole block.
+# The largest representable values; for K types they depend on the whole block.
 _LARGEST = {_Kind.F16: 65504.0, _Kind.Q8_0: 127 * 65504.0, _Kind.Q4_0: 8 * 65504.0}
-_AT_ONCE = 1 << 23  # elements: 32 MiB of f32, a tenth of a second to quantise on one core
+_AT_ONCE = 1 << 23  # elements in memory at once: 32 MiB of f32, quantised in a tenth of a second on one core
 
 
 def check_outtype(name: str) -> None:
-    """ValueError: no key of OUT_TYPES."""
+    """Raises ValueError unless name is a key of OUT_TYPES."""
     if name not in OUT_TYPES:
         raise ValueError(f"unknown outtype {name!r}; the types are: {', '.join(OUT_TYPES)}")
 
@@ -71,22 +71,22 @@ def check_outtype(name: str) -> None:
 def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
     """Return the model with its weight matrices in another type, converted when they are written.
 
-    Norms, biases, positions and convolutions stay float32. A matrix whose rows do not divide into blocks of 256
-    becomes q8_0 in place of a K type, and one whose rows do not divide into blocks of 32 f16.
+    Norms, biases, positions and convolutions stay float32. A matrix whose rows are no multiple of 256 becomes q8_0 in
+    place of a K type, and one whose rows are no multiple of 32 becomes f16.
 
-    q4_0 has the token embedding and the output matrix in q8_0. The K types have the output matrix, or the token
-    embedding if it serves as one, in q6_k. q4_k_m has also attn_v (attn_qkv) and ffn_down in q6_k, in the first and
-    last eighth of the layers and every third between: the tensors and layers of llama.cpp's Q4_K_M.
+    q4_0 has the token embedding and the output matrix in q8_0. The K types have the output matrix, or a tied token
+    embedding, in q6_k. q4_k_m also has attn_v (attn_qkv) and ffn_down in q6_k, in the first and last eighth of the
+    layers and every third layer between: the tensors and layers of llama.cpp's Q4_K_M.
 
     Args:
         outtype: a key of OUT_TYPES.
 
     Returns:
-        The model, and warnings: of matrices that could not get the type, one for all of a kind, and of those that are
-        rounded twice.
+        The model, and warnings: one for each combination of types and row length in which matrices could not get the
+        type, and one on matrices that are rounded twice.
     """
     out, changed = OUT_TYPES[outtype], list[Tensor]()
-    others: dict[tuple[bool, _Kind, _Kind, int], list[str]] = {}  # stays, type, wanted type, elements of a row
+    others: dict[tuple[bool, _Kind, _Kind, int], list[str]] = {}  # (unchanged, type, wanted type, row length) -> names
     for tensor in model.tensors.values():
         if len(tensor.shape) == 1 or tensor.name.endswith(".bias") or _KEPT.fullmatch(tensor.name):
             continue
@@ -104,7 +104,7 @@ def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
 
 
 def _of_another_type(stays: bool, kind: _Kind, wanted: _Kind, row: int, names: list[str]) -> str:
-    """What to say of matrices with rows of `row` elements, which no blocks of the wanted type fill."""
+    """A warning on matrices whose rows of `row` elements are no multiple of the wanted type's blocks."""
     one = len(names) == 1
     which, whose = (names[0], "its") if one else (f"{names[0]} and {len(names) - 1} more", "their")
     verb = ("stays" if stays else "becomes") if one else "stay" if stays else "become"
@@ -114,7 +114,7 @@ def _of_another_type(stays: bool, kind: _Kind, wanted: _Kind, row: int, names: l
 
 
 def _rounded_twice(model: ModelData, changed: list[Tensor]) -> list[str]:
-    """What to say of matrices that are quantised in the source, and quantised again."""
+    """A warning on matrices that are quantised in the source and again now; [] if there are none."""
     kinds = [model.tensor(tensor.name).type for tensor in changed if tensor.type not in _PLAIN]
     before = [kind.name.lower() for kind in kinds if kind not in _PLAIN]
     if not before:
@@ -126,7 +126,7 @@ def _rounded_twice(model: ModelData, changed: list[Tensor]) -> list[str]:
 
 
 def weight_type(model: ModelData) -> str:
-    """The type of a model's weights, as its file says it ("q4_k_m"), else that which most bytes have."""
+    """The type of a model's weights by general.file_type ("q4_k_m"), else the type of most bytes."""
     said = model.value("general.file_type")
     known = {int(kind): kind.name for kind in LlamaFileType if kind != LlamaFileType.GUESSED}
     if said in known:
@@ -140,8 +140,8 @@ def weight_type(model: ModelData) -> str:
 def stored_as(
     name: str, shape: tuple[int, ...], kind: GGMLQuantizationType, values: Callable[[], np.ndarray]
 ) -> Tensor:
-    """A tensor whose float32 values [shape] are computed when it is written, in this type; one whose rows do not divide
-    into its blocks as `requantise` has it.
+    """A tensor whose float32 values [shape] are computed and quantised when it is written. If its rows are no multiple
+    of the type's blocks, it has the type that `requantise` would choose.
 
     Raises when it is written:
         ModelFormatError, UnsupportedError: a value is not finite, or too large for the type.
@@ -171,7 +171,7 @@ def _has_more_bits(layer: int, n_layers: int) -> bool:
 
 
 def _fitting(kind: GGMLQuantizationType, row: int) -> GGMLQuantizationType:
-    """The type, or the next larger one whose blocks divide a row."""
+    """The type if its blocks divide a row of `row` elements, else q8_0 or f16."""
     for candidate in (kind, _Kind.Q8_0):
         if row % GGML_QUANT_SIZES[candidate][0] == 0:
             return candidate
@@ -179,11 +179,11 @@ def _fitting(kind: GGMLQuantizationType, row: int) -> GGMLQuantizationType:
 
 
 def _converted(tensor: Tensor, kind: GGMLQuantizationType) -> np.ndarray:
-    """The stored bytes of a tensor in another type, unpacked a few rows at a time.
+    """The stored bytes of a tensor in another type, converted a few rows at a time.
 
     Raises:
-        ModelFormatError: it holds NaN or infinity, which a block scale would spread.
-        UnsupportedError: the type cannot hold it.
+        ModelFormatError: it contains NaN or infinity, which a scale would spread to its whole block.
+        UnsupportedError: its values are too large for the type.
     """
     stored, row = tensor.load(), tensor.shape[-1]
     stored = stored.reshape(-1, stored.shape[-1])
@@ -197,7 +197,7 @@ def _converted(tensor: Tensor, kind: GGMLQuantizationType) -> np.ndarray:
 
 
 def _stored(name: str, values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
-    """Bytes [rows, bytes of a row] of float32 values [rows, row]."""
+    """Quantise float32 values [rows, row] to bytes [rows, bytes of a row]. name: for errors."""
     from slimrt import core
 
     largest = float(np.abs(values).max(initial=0.0))

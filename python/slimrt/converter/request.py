@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversion is asked to do about the cache, checked."""
+"""Checks the arguments of a conversion that concern the cache."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Asked:
 
     @property
     def targeted(self) -> bool:
-        """Whether each layer's levels or modes are left open."""
+        """Whether each layer's levels or mode are to be chosen."""
         return self.cache == AUTO or self.target_error is not None or self.target_bytes is not None
 
     def spelled_out(self) -> Asked:
-        """The same, where the cache is as slimrt.Model takes it, such as "k+r:q8:16:q4", with its parts apart.
+        """With a cache such as "k+r:q8:16:q4" split into mode, cache_type, rank and residual_type.
 
         Raises:
-            ValueError, UnsupportedError: as CacheConfig.parse; or a part is given by itself too.
+            ValueError, UnsupportedError: as CacheConfig.parse; or a part is also given as an argument of its own.
         """
         if not isinstance(self.cache, str) or ":" not in self.cache:
             return self
@@ -60,12 +60,12 @@ class Asked:
 
 
 def shown(cache: str | None) -> str:
-    """What a conversion is for, in messages."""
+    """The cache of a conversion, for messages."""
     return "a conversion that names none" if cache is None else repr(cache)
 
 
 def checked(asked: Asked) -> Request:
-    """The request that the arguments make.
+    """Check the arguments and convert them to a Request.
 
     Raises:
         ValueError, TypeError, UnsupportedError: as `convert`.
@@ -114,7 +114,7 @@ def _check_v_heads(asked: Asked) -> None:
 
 
 def _types(asked: Asked) -> tuple[str, ...]:
-    """Types of the rows, or of a mode whose rows age the levels; several to choose from, with a target."""
+    """Element types of the rows, or levels of an aging mode; with a target several, to choose from."""
     levels = _levels(asked)
     if levels is not None:
         return (core.levels(LATENT_MODE, levels).text,)
@@ -141,8 +141,8 @@ def _check_type(name: str) -> None:
 
 
 def _levels(asked: Asked) -> str | None:
-    """Of mode lowrank what rows become as they age, as text; None: it is another mode, or the type or a target says
-    it."""
+    """Levels of mode lowrank in the core's notation; None for another mode, or if cache_type or a target determines
+    them."""
     parameters = (asked.bits, asked.share, asked.sinks)
     if asked.cache != LATENT_MODE:
         if asked.predict and asked.cache != AUTO:

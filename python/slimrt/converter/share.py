@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""K and V shared by heads and layers (MLKV, Zuhri et al., 2024, section 3; heads alone: GQA, Ainslie et al., 2023).
+"""Sharing K and V among heads and layers (MLKV, Zuhri et al., 2024, section 3; heads alone: GQA, Ainslie et al., 2023).
 
-What the merged heads have lost goes to the feed-forward networks, which become wider, so that the number of parameters
-stays. The result computes something else than the source until it is trained again (training/uptrain.py).
+The feed-forward networks become wider by the parameters that merging saves, so that the total stays the same. The
+result does not compute what the source does until it is trained further (training/uptrain.py).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Heads:
     """How many layers and heads have K and V of their own.
 
     Attributes:
-        n_layers, n_heads: of all. d, head_dim: widths. biased: K and V have biases.
-        owners: layers with K and V. before, after: heads with K and V in each of them.
+        n_layers, n_heads: numbers of layers and query heads. d, head_dim: widths. biased: K and V have biases.
+        owners: number of layers with K and V. before, after: number of KV heads in each of them.
     """
 
     n_layers: int
@@ -46,20 +46,21 @@ class Heads:
 
     @property
     def lost(self) -> int:
-        """Parameters of K and V that sharing saves."""
+        """Number of parameters of K and V that sharing saves."""
         return (self.before * self.n_layers - self.after * self.owners) * 2 * self.head_dim * (self.d + self.biased)
 
     def wider(self, matrices: int) -> int:
-        """Columns that a feed-forward network of so many matrices gains for them, rounded as the paper's models are."""
+        """Units that each layer's feed-forward network, with this many matrices, gains for them; rounded as in the
+        paper's models."""
         return round(self.lost // self.n_layers / self.d) // matrices
 
 
 def heads_of(model: ModelData, kv_layers: int | None, kv_heads: int | None) -> Heads:
-    """What sharing among `kv_layers` layers and `kv_heads` heads would change; None: as it is.
+    """The sizes for sharing with `kv_layers` layers and `kv_heads` heads that have K and V; None: unchanged.
 
     Raises:
         UnsupportedError: another architecture, experts, or a model that shares already.
-        ValueError: more layers or heads than there are, or heads that do not divide them.
+        ValueError: more layers or heads than there are, or a number of heads that does not divide theirs.
     """
     if model.arch not in _ARCHITECTURES:
         raise UnsupportedError(
@@ -83,15 +84,15 @@ def heads_of(model: ModelData, kv_layers: int | None, kv_heads: int | None) -> H
 def share(
     model: ModelData, kv_layers: int | None, kv_heads: int | None, merge: str = "uniform", keys: str = "unrotated"
 ) -> tuple[ModelData, list[str]]:
-    """Return the model with K and V in `kv_layers` layers and `kv_heads` heads there, and warnings.
+    """Return the model with K and V in `kv_layers` layers only, and `kv_heads` heads there, and warnings.
 
     Args:
-        kv_layers, kv_heads: None: as many as there are.
-        merge: how layers of a group become one, and what the wider networks begin with. "uniform": the mean; units that
-            add nothing yet. "reference", as the published converter: each layer in turn averaged with what came before
-            it (of three layers 1/4, 1/4, 1/2); a second copy of the first units.
-        keys: what readers take of an owner's K: "unrotated", K before RoPE, as published; "rotated", as its owner reads
-            it, so that scores know distances and not positions.
+        kv_layers, kv_heads: None: unchanged.
+        merge: how the layers of a group are merged, and how new feed-forward units are initialised. "uniform": mean of
+            the layers; units with zero output weights. "reference", as the published converter: a running average of
+            each layer with the result so far (weights of three layers: 1/4, 1/4, 1/2); copies of the first units.
+        keys: which K of the owner readers use: "unrotated": before RoPE, as published; "rotated": after RoPE, so that
+            scores depend on relative positions.
 
     Raises:
         UnsupportedError, ValueError: as `heads_of`; or an unknown merge or stage of keys.
@@ -124,7 +125,7 @@ def share(
 
 
 def _weights(merge: str) -> Callable[[int], Sequence[float]]:
-    """Shares of the layers of a group, by their number."""
+    """Function from the number of layers in a group to their weights in the merge."""
     if merge == "uniform":
         return lambda n: [1 / n] * n
     return lambda n: [2.0 ** -(n - 1), *(2.0 ** (i - n) for i in range(1, n))]
@@ -140,7 +141,7 @@ def _part(model: ModelData, heads: Heads, layer: int, part: str, kind: str) -> n
 
 
 def _like(model: ModelData, layer: int, part: str, kind: str) -> Tensor:
-    """The tensor that holds a part of Q, K and V, for its type."""
+    """The tensor that contains a part ("q", "k" or "v"), for its type and shape."""
     fused = f"blk.{layer}.attn_qkv.{kind}"
     return model.tensors[fused] if fused in model.tensors else model.tensor(f"blk.{layer}.attn_{part}.{kind}")
 
@@ -150,7 +151,7 @@ def _kinds(heads: Heads) -> tuple[str, ...]:
 
 
 def _queries(model: ModelData, heads: Heads, owners: list[int], layer: int) -> list[Tensor]:
-    """W_Q out of a fused tensor; none where it stands alone."""
+    """W_Q (and its bias) split from a fused tensor; [] if it is a tensor of its own already."""
     if f"blk.{layer}.attn_qkv.weight" not in model.tensors:
         return []
     rows = heads.n_heads * heads.head_dim
@@ -182,18 +183,18 @@ def _keys_and_values(model: ModelData, heads: Heads, group: list[int], weights: 
 
 
 def _later(name: str, rows: int, like: Tensor, values: Callable[[], np.ndarray]) -> Tensor:
-    """A tensor of so many rows, made when it is written, in the type of another."""
+    """A tensor with `rows` rows, computed when it is written, in the type of another."""
     return stored_as(name, (rows, *like.shape[1:]), like.type, values)
 
 
 def _matrices(model: ModelData) -> int:
-    """Of a feed-forward network."""
+    """Number of matrices of a feed-forward network: 3 if gated, else 2."""
     return 3 if "blk.0.ffn_gate.weight" in model.tensors else 2
 
 
 def _widened(model: ModelData, heads: Heads, *, zero: bool) -> tuple[list[Tensor], list[str]]:
-    """The feed-forward networks with more units: copies of the first. zero: their outputs weigh nothing yet, so that
-    the network computes what it did; they learn, since their inputs are alive."""
+    """The feed-forward networks with additional units, copies of the first, and warnings. zero: the output weights of
+    the new units are 0, so that the network computes the same as before; they can learn since their inputs are not."""
     old = model.size("feed_forward_length")
     index = np.append(np.arange(old), np.arange(heads.wider(_matrices(model))) % old)
     made, warnings = [], []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much softmax weight may a folded model leave unread? The largest sparse_delta that changes little, measured.
+"""Measures the largest sparse_delta, the softmax weight that decoding may leave unread, that changes little.
 
-The bound behind sparse_delta is statistical: it takes what is skipped for independent, which many equal weights on
-alike rows are not. So it is measured, on a text and on one whose parts are said twice, where attention has to find and
-copy: what retrieval needs.
+The bound of sparse_delta is statistical: it assumes that skipped values are independent, which does not hold for many
+equal weights on similar rows. So its effect is measured, on a text and on one in which parts are repeated, where
+attention has to find and copy, as in retrieval.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AUTO, SPARED
 
 KEY = "slimrt.cache.sparse_delta"
-MOST_KL = 1e-4  # that skipping may add to a cache's mean divergence from kv f32, in nats
+MOST_KL = 1e-4  # nats that skipping may add to a cache's mean KL divergence from kv f32
 DELTAS = (0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03)
 _WINDOW = 1024  # tokens, unless the model was trained on fewer
-_SCORED = 512  # of each text
+_SCORED = 512  # tokens scored of each text
 
 
 def check_sparse(model: ModelData, attention: Attention, cache: str | None) -> None:
-    """CacheUnsupportedError, ValueError: decoding in this mode would have nothing to skip, or no text to measure on."""
+    """Raises CacheUnsupportedError or ValueError if sparse_delta does not apply to the mode, or there is no text to
+    measure on."""
     if cache not in (*SPARED, AUTO):
         raise ValueError(f"sparse is for cache {', '.join(SPARED)} and {AUTO}, not for {shown(cache)}")
     if attention.encoder_decoder:
@@ -41,10 +42,10 @@ def check_sparse(model: ModelData, attention: Attention, cache: str | None) -> N
 
 
 def find_delta(path: Path, origin: Path, calibration: Text, *, show_progress: bool) -> SparseReport:
-    """Measure a converted file that has the key, and write the delta there: 0 where no delta changes little.
+    """Measure a converted file and write the largest delta that changes little to its key KEY; 0 if there is none.
 
     Args:
-        path: the file, of modes in SPARED in every layer, before it takes its place: four bytes of it are changed.
+        path: the file, before it is moved to its place; it must have KEY, whose four bytes are changed in place.
         origin: what it was converted from. calibration: the text to measure on. Errors as text_ids.
     """
     ids = text_ids(runnable(origin, show_progress), None if calibration == "none" else calibration)
@@ -56,7 +57,7 @@ def find_delta(path: Path, origin: Path, calibration: Text, *, show_progress: bo
     if unable:
         return SparseReport(0.0, {}, f"layers in mode {', '.join(sorted(unable))} have nothing that a delta skips")
     texts, tried = (ids, _twice(ids, window)), dict[float, float]()
-    low, high = 0, len(DELTAS)  # those before `low` change little, those from `high` on too much
+    low, high = 0, len(DELTAS)  # bisection: deltas before `low` change little, those from `high` on too much
     while low < high:
         middle = (low + high) // 2
         delta = DELTAS[middle]
@@ -69,14 +70,14 @@ def find_delta(path: Path, origin: Path, calibration: Text, *, show_progress: bo
 
 
 def _twice(ids: np.ndarray, window: int) -> np.ndarray:
-    """Windows whose second half is the first again."""
+    """Windows in which the second half repeats the first."""
     half = window // 2
     parts = [ids[at : at + half] for at in range(0, len(ids) - half + 1, half)]
     return np.concatenate([np.concatenate([part, part]) for part in parts])
 
 
 def _added(source: ModelSource, ids: np.ndarray, delta: float, window: int, show_progress: bool) -> float:
-    """What skipping adds to the mean divergence from kv f32, over the second halves of windows."""
+    """What skipping adds to the mean KL divergence from kv f32, nats, over the second halves of windows."""
     choices = [CacheChoice.of(sparse_delta=one) for one in (0.0, delta)]
     found = compare_caches(
         source, ids.tolist(), choices, window=window, prefix=window // 2, max_tokens=_SCORED, progress=show_progress

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a converted model still say the same? Its logits against the source's, through cached decoding."""
+"""Verifies a converted model: compares its logits with those of the source, decoding with the cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slimrt.speech.audio import SAMPLE_RATE
 from slimrt.speech.mel import HOP, log_mel
 
 MAX_TOKENS = 256
-_SECONDS = 4  # of sound, for an encoder that reads samples
+_SECONDS = 4  # of audio, for an encoder that reads samples
 
 
 def compare(
@@ -24,13 +24,14 @@ def compare(
 ) -> VerifyReport:
     """Compare the logits of two models on a text.
 
-    Half of the text is prefilled and the rest decoded a token at a time, since one prefill pass computes with fresh
-    K and V and would hide what the cache costs. An encoder is given the beginning of the text, or noise where it hears.
+    Half of the text is prefilled and the rest decoded one token at a time, since a prefill computes with unrounded K
+    and V, which would hide the error of the cache. An encoder is given the beginning of the text, or noise if it reads
+    audio.
 
     Args:
-        source: a GGUF file, run with a float32 `kv` cache, of cross-attention too.
-        result: a GGUF file, run with the cache it declares.
-        ids: token ids int32 [n], of which at most 256 are used; None: arbitrary ones.
+        source: a GGUF file, run with a float32 `kv` cache, also of cross-attention.
+        result: a GGUF file, run with the cache in its metadata.
+        ids: token ids int32 [n], of which at most 256 are used; None: random ones.
         cache_type: element type of the result's cache.
     """
     from slimrt import core
@@ -54,7 +55,7 @@ def compare(
 
 
 def _source(encoder: Mapping[str, Any], ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Something to encode: ids int32 [n], or noise that swells and falls, as samples [n, 1] or mel [frames, n_mels]."""
+    """Inputs for an encoder: ids int32 [n], or noise of varying loudness as samples [n, 1] or mel [frames, n_mels]."""
     if encoder["inputs"] == "tokens":
         return ids[: encoder["n_source"]]
     mel = encoder["inputs"] == "mel"
@@ -67,7 +68,8 @@ def _source(encoder: Mapping[str, Any], ids: np.ndarray, rng: np.random.Generato
 def _decode(
     path: Path, ids: np.ndarray, heard: np.ndarray | None, cache: Mapping[str, Any], update: Callable[[int], object]
 ) -> np.ndarray:
-    """Logits float64 [rows, vocab] of the last prefilled token and of each decoded one; heard: what is encoded."""
+    """Logits float64 [rows, vocab] of the last prefilled token and of each decoded one. heard: input of the encoder, or
+    None."""
     from slimrt import core
 
     engine = core.Engine(str(path), n_ctx=len(ids), **cache)
