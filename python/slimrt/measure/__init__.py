@@ -1,1 +1,1 @@
-"""Measurements of a loaded model: scores, perplexity, what caches cost, and their plots."""
+"""Measurements of models: scores, perplexity, the error of caches, and plots of them."""

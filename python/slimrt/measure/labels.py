@@ -1,4 +1,4 @@
-"""Labels beside points of a picture, where they cover neither each other nor points."""
+"""Places labels beside the points of a plot such that they overlap neither each other nor points."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, bottom, right, top, in pixels
 
 _RADII = (6, 12, 18, 27, 38, 52)  # points from a mark to its label
-_ANGLES = (45, 0, -45, 90, -90, 135, -135, 180)  # degrees, the best first
-_LEADER = 12  # points from which on a line leads to the label
-_MARK = 4  # points from the middle of a mark to its edge
+_ANGLES = (45, 0, -45, 90, -90, 135, -135, 180)  # degrees, in order of preference
+_LEADER = 12  # points; labels farther away get a leader line
+_MARK = 4  # radius of a mark in points
 
 
 def place_labels(
     axes: Axes, points: Sequence[Point], texts: Sequence[str], line: Sequence[Point] = (), size: float = 8
 ) -> None:
-    """Write a text beside each point (data coordinates), the nearest to it where there is room, with a line if far.
+    """Write a text beside each point (data coordinates), as near as there is room, with a leader line if it is far.
 
-    The limits of the axes must be set, and all else drawn. line: the corners of one, level or upright from each to the
-    next, that labels had better not cross.
+    The limits of the axes must be set, and everything else drawn. line: corners of a polyline of horizontal and
+    vertical segments that labels should not cross.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ def place_labels(
     figure = axes.figure
     assert isinstance(figure, Figure)
     renderer: Any = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
-    figure.draw_without_rendering()  # settles where the axes are
+    figure.draw_without_rendering()  # computes the layout
     pixels = figure.dpi / 72
     places = [tuple(float(one) for one in axes.transData.transform(point)) for point in points]
     frame: Box = axes.get_window_extent(renderer).extents
@@ -61,11 +61,11 @@ def place_labels(
 
 
 def _candidates(x: float, y: float, width: float, height: float, pixels: float) -> Iterator[tuple[int, Box]]:
-    """(points away, where the label would be), the best first."""
+    """(distance in points, box of the label), in order of preference."""
     for radius in _RADII:
         for angle in _ANGLES:
             turn = math.radians(angle)
-            side, up = round(math.cos(turn), 3), round(math.sin(turn), 3)  # 0 straight above, below and beside
+            side, up = round(math.cos(turn), 3), round(math.sin(turn), 3)  # exactly 0 at multiples of 90 degrees
             middle_x = x + radius * pixels * side + math.copysign(width / 2, side) * bool(side)
             middle_y = y + radius * pixels * up + math.copysign(height / 2, up) * bool(up)
             yield radius, _around(middle_x, middle_y, width / 2, height / 2)
@@ -76,12 +76,12 @@ def _around(x: float, y: float, half_width: float, half_height: float) -> Box:
 
 
 def _overlap(one: Box, other: Box) -> float:
-    """The area that both cover."""
+    """The area of the intersection."""
     width = min(one[2], other[2]) - max(one[0], other[0])
     height = min(one[3], other[3]) - max(one[1], other[1])
     return max(width, 0) * max(height, 0)
 
 
 def _outside(one: Box, frame: Box) -> float:
-    """The area of one that is not inside the frame."""
+    """The area of a box outside the frame."""
     return (one[2] - one[0]) * (one[3] - one[1]) - _overlap(one, frame)

@@ -1,4 +1,4 @@
-"""Pictures of measurements, for those who have matplotlib (the extra `plot`)."""
+"""Plots of measurements, with matplotlib (the extra `plot`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FORMATS = (".png", ".svg", ".pdf")
-_MARGIN = 2.0  # of the axis of divergence, as a factor
+_MARGIN = 2.0  # of the KL axis, as a factor
 _SHARES = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 3 / 2, 2)
 _KINDS = {
     "front": ("C0", "on the Pareto front"),
@@ -32,10 +32,10 @@ _ORDER = {said: i for i, (_, said) in enumerate(_KINDS.values())}
 
 
 def check_plot(target: str | os.PathLike[str]) -> None:
-    """Refuses a picture that could not be drawn or written, before the work whose result it is to show.
+    """Refuse a plot that could not be drawn or written, before the work whose result it is to show.
 
     Raises:
-        UnsupportedError: matplotlib is missing, or a format that is not known.
+        UnsupportedError: matplotlib is not installed, or an unknown format.
         OSError: as slimrt.plumbing.files.check_target.
     """
     if Path(target).suffix.lower() not in _FORMATS:
@@ -45,11 +45,11 @@ def check_plot(target: str | os.PathLike[str]) -> None:
 
 
 def plot_front(comparison: CacheComparison, target: str | os.PathLike[str]) -> None:
-    """Draw KL divergence against bytes a token, both logarithmic, and through the points the Pareto front.
+    """Draw KL divergence over bytes per token, both logarithmic, with the Pareto front.
 
-    Rows whose divergence is 0, as the reference's, have no place on a logarithmic axis; they are left out. Those that
-    loading refuses as too imprecise, or that are not finite, do not stretch the axis: beyond it they stand at its end,
-    with their divergence. Errors as check_plot.
+    Rows with divergence 0, such as the reference, are left out, since the axis is logarithmic. Rows that loading
+    refuses as too imprecise, or that are infinite, do not extend the axis: those beyond it are drawn at its end,
+    labelled with their divergence. Errors as check_plot.
     """
     check_plot(target)
     figure = new_figure((8.5, 6))
@@ -85,7 +85,7 @@ def plot_front(comparison: CacheComparison, target: str | os.PathLike[str]) -> N
 
 
 def _share_axis(axes: Axes, comparison: CacheComparison) -> None:
-    """Bytes a token from left to right, with their share of what the reference takes in f16: half of f32."""
+    """Set up the x axis: bytes per token, and their fraction of the reference in f16 (half of that in f32)."""
     reference = comparison.rows[0]
     whole, name = reference.bytes_per_token / 2, reference.cache.split()[0]
     sizes = [whole, *(row.bytes_per_token for row in comparison.rows if row.kl_mean != 0)]
@@ -100,7 +100,7 @@ def _share_axis(axes: Axes, comparison: CacheComparison) -> None:
 
 
 def plot_spectra(name: str, spectra: Sequence[NDArray[np.float64]], target: str | os.PathLike[str]) -> None:
-    """Draw the singular values of every layer's W_K, over the largest. Errors as check_plot."""
+    """Draw the singular values of every layer's W_K, divided by the largest. Errors as check_plot."""
     check_plot(target)
     figure = new_figure()
     axes = figure.add_subplot()
@@ -121,15 +121,15 @@ def plot_spectra(name: str, spectra: Sequence[NDArray[np.float64]], target: str 
 
 
 def new_figure(size: tuple[float, float] = (8, 5.5)) -> Figure:
-    """A figure of so many inches. UnsupportedError: matplotlib is missing."""
+    """A figure; size in inches. UnsupportedError: matplotlib is not installed."""
     try:
-        from matplotlib.figure import Figure  # without pyplot: no window, no state
+        from matplotlib.figure import Figure  # not pyplot, which has windows and global state
     except ImportError:
         raise UnsupportedError("drawing needs matplotlib: pip install 'slimrt[plot]'") from None
     return Figure(figsize=size, layout="constrained")
 
 
 def save(figure: Figure, target: str | os.PathLike[str]) -> None:
-    """Writes it, in the format that its name says."""
+    """Write a figure to a file, in the format of its suffix."""
     with written_beside(Path(target)) as partial:
         figure.savefig(partial, format=Path(target).suffix[1:].lower(), dpi=150)

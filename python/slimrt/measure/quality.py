@@ -1,7 +1,7 @@
-"""What a cache costs in quality: perplexity and KL divergence to kv f32, measured through cached decoding.
+"""The quality of a cache: perplexity and KL divergence from kv f32, measured by decoding through the cache.
 
-A prefill computes its tokens from rows that are still exact, so it hides what rounding them costs. Here each window of
-the text begins with a prefix that is prefilled, and every token that counts is then computed from stored rows.
+A prefill computes its tokens from rows that are not rounded yet, which hides the error of rounding. Here each window of
+the text starts with a prefix that is prefilled, and every scored token is then computed from stored rows.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from slimrt.runtime.runtime import Runtime, load
 from slimrt.runtime.session import Session, TokenIds, append_together, as_ids
 
 WINDOW = 512  # tokens, unless the model was trained on fewer
-_SEQUENCES = 8  # windows decoded together, unless said otherwise
-_KEPT_BYTES = 256 << 20  # of the reference's logits, which wait for the other caches
+_SEQUENCES = 8  # windows decoded together by default
+_KEPT_BYTES = 256 << 20  # most bytes of the reference's logits that are kept for comparison with the other caches
 _N_BATCH = 512
 
 Ids = NDArray[np.int32]
@@ -55,33 +55,35 @@ def compare_caches(
     memory_limit: str | int | None = None,
     progress: bool | None = None,
 ) -> CacheComparison:
-    """How far the next-token distributions of several caches are from those of kv, or latent, in float32.
+    """Measure the KL divergence of the next-token distributions of several caches from those of kv (with MLA latent) in
+    float32, and their perplexity.
 
-    The text is cut into windows. Of each the prefix is prefilled and the rest fed in chunks, so that every token that
-    counts reads what came before its chunk as it was stored. All caches are loaded at once.
+    The text is cut into windows. The prefix of each is prefilled and the rest computed in chunks, so that every scored
+    token reads the rows before its chunk as they are stored. All caches are loaded at the same time.
 
     Args:
         path: as slimrt.Model.
         text: a text, token ids, or the path (not a str) of a UTF-8 file.
-        caches: each as the `cache` of slimrt.Model: "k+r:q8", a CacheConfig, or a list with one a layer.
-        window: tokens of a window; 0: 512, or what the model was trained on if that is less. Where the tokenizer opens
-            a text with BOS, every window opens with it.
+        caches: each as the `cache` of slimrt.Model: "k+r:q8", a CacheConfig, or a list with one per layer. Modes that
+            loading refuses as too imprecise are measured too.
+        window: tokens of a window; 0: 512, or the trained context if that is less. If the tokenizer starts texts with
+            BOS, every window starts with it.
         prefix: tokens prefilled in each window; None: a quarter of it.
-        chunk: tokens fed at once after the prefix; those of one chunk see each other exactly.
-        max_tokens: tokens scored in all at most; None: all of the text.
+        chunk: tokens per step after the prefix; the tokens of a chunk read each other's rows unrounded.
+        max_tokens: most tokens to score; None: the whole text.
         sequences: windows decoded together, which is faster; None: up to 8.
         calibration, device, n_threads, memory_limit, progress: as slimrt.Model.
 
     Raises:
         ValueError, TypeError: an argument out of its range, or a text that is too short or not UTF-8.
-        WontFitError: the caches do not fit at once.
+        WontFitError: the caches do not fit at the same time.
         Others as slimrt.Model.
     """
     resolve_device(device)  # before anything slow
     source = ModelSource.of(path, progress)
     continues_texts(source)
     given = [one if isinstance(one, CacheChoice) else CacheChoice.of(one) for one in caches]
-    choices = [replace(one, allow_lossy=True) for one in given]  # how much is lost is what is to be measured
+    choices = [replace(one, allow_lossy=True) for one in given]  # their error is what is to be measured
     for choice in choices:
         check_cache(source, choice)
     plan = Windows.of(source, window, prefix, chunk, max_tokens)
@@ -126,7 +128,7 @@ def compare_caches(
 
 @dataclass(frozen=True)
 class Windows:
-    """How a text is cut, checked."""
+    """How a text is cut into windows; arguments as compare_caches()."""
 
     window: int
     prefix: int
@@ -147,7 +149,7 @@ class Windows:
         return cls(window, prefix, _at_least_one("chunk", chunk), max_tokens)
 
     def cut(self, source: ModelSource, text: str | os.PathLike[str] | TokenIds) -> list[Ids]:
-        """The windows of a text, each but the last `window` ids long. ValueError: it is too short for one."""
+        """The windows of a text, all but the last of `window` ids. ValueError: it is too short for one."""
         scored = self.window - 1 - self.prefix
         enough = None if self.max_tokens is None else -(-self.max_tokens // scored) * self.window
         if isinstance(text, os.PathLike):
@@ -170,7 +172,7 @@ class Windows:
         return self._limited(windows)
 
     def _limited(self, windows: list[Ids]) -> list[Ids]:
-        """The first of them, the last one shortened, with no more than max_tokens to score."""
+        """The first windows, the last of them shortened, so that at most max_tokens are scored."""
         if self.max_tokens is None:
             return windows
         kept, left = [], self.max_tokens
@@ -182,7 +184,7 @@ class Windows:
         return kept
 
     def steps(self, group: Sequence[Ids]) -> list[list[tuple[int, Ids, Ids]]]:
-        """What is fed after the prefix, step by step: (which window, ids, the ids that follow each of them)."""
+        """The steps after the prefix: in each, for every window, (its index, ids, the id that follows each of them)."""
         steps = []
         for start in range(self.prefix, max(map(len, group)) - 1, self.chunk):
             parts = [(i, ids[start : min(start + self.chunk, len(ids) - 1)]) for i, ids in enumerate(group)]
@@ -191,7 +193,7 @@ class Windows:
 
 
 class _Contestant:
-    """One cache: its engine, and what was measured of it, a value a scored token."""
+    """One cache: its model, and the measurements, one value per scored token."""
 
     def __init__(self, choice: CacheChoice, runtime: Runtime):
         self.choice, self.runtime = choice, runtime
@@ -202,7 +204,7 @@ class _Contestant:
 
     @contextmanager
     def opened(self, group: Sequence[Ids], prefix: int) -> Iterator[None]:
-        """With a session for each window, its prefix prefilled."""
+        """Context manager: with a session for each window, whose prefix is prefilled."""
         try:
             self._sessions = [Session.new(self.runtime) for _ in group]
             append_together(
@@ -214,12 +216,13 @@ class _Contestant:
                 session.close()
 
     def step(self, items: list[tuple[int, Ids, Ids]]) -> Logits:
-        """Logits of every id fed, in order."""
+        """Logits of all ids of a step, in order."""
         fed = [(self._sessions[i], ids.tolist()) for i, ids, _ in items]
         return append_together(self.runtime, fed, all_logits=True)
 
     def note(self, items: list[tuple[int, Ids, Ids]], logits: Logits, reference: Logits) -> None:
-        """Keep what these logits say of the ids that followed, and how far they are from the reference's."""
+        """Add the measurements of a step: negative log-probabilities of the ids that follow, and the distance to the
+        reference's logits."""
         targets = np.concatenate([following for _, _, following in items])
         nll, kl = surprise_and_divergence(logits, reference, targets)
         self.nll += nll.tolist()
@@ -247,10 +250,11 @@ class _Contestant:
 
 
 def _decode(loaded: Sequence[_Contestant], windows: Sequence[Ids], plan: Windows, n_sequences: int, show: bool) -> None:
-    """Feed all windows to all caches, n_sequences windows at a time; the first cache is the reference.
+    """Decode all windows with all caches, n_sequences windows at a time; the first cache is the reference.
 
-    Its logits are kept for some steps, then the others take the same steps in turn: engines that alternate at every
-    step would wake each other's threads all the time, and a whole window of a large vocabulary is too much to keep.
+    Its logits are kept for several steps, which the other caches then compute one after another: if engines alternated
+    at every step, their thread pools would have to be woken each time, and logits of a whole window may be too large to
+    keep.
     """
     total = sum(len(one) - 1 - plan.prefix for one in windows) * len(loaded)
     done, reference = 0, loaded[0]
@@ -283,7 +287,7 @@ def _all_opened(loaded: Sequence[_Contestant], group: Sequence[Ids], prefix: int
 
 
 def _distinct(source: ModelSource, choices: Sequence[CacheChoice]) -> list[CacheChoice]:
-    """The reference and the choices, each cache once."""
+    """The reference and the choices, without duplicates."""
     found: list[CacheChoice] = []
     for choice in (CacheChoice.of(f"{source.baseline}:f32"), *choices):
         if all(choice.arguments(source) != other.arguments(source) for other in found):

@@ -1,4 +1,4 @@
-"""How likely a model finds a text."""
+"""Log-probabilities and perplexity of a text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def score(runtime: Runtime, ids: list[int]) -> Score:
 
 
 def perplexity(runtime: Runtime, ids: list[int], stride: int | None) -> float:
-    """exp of the mean negative logprob over windows that overlap; see Model.perplexity."""
+    """exp of the mean negative logprob over overlapping windows; see Model.perplexity."""
     _require_two(ids)
     if runtime.n_ctx < 2:
         raise ValueError(f"perplexity needs a context of at least 2 tokens (n_ctx, --ctx), got {runtime.n_ctx}")
@@ -40,7 +40,7 @@ def perplexity(runtime: Runtime, ids: list[int], stride: int | None) -> float:
 
 
 def _window(runtime: Runtime, ids: list[int], first: int) -> NDArray[np.float64]:
-    """Logprobs of ids[first:], given all of ids before each; a batch at a time, since a row of logits is large."""
+    """Logprobs of ids[first:], each given all ids before it; n_batch at a time, since rows of logits are large."""
     n_batch = int(runtime.info["n_batch"])
     parts = []
     with runtime.lock, Session.new(runtime) as session:
