@@ -1,1 +1,1 @@
-"""What a model is on disk: GGUF read and written, Hugging Face directories and ggml files read as the same."""
+"""Model files: GGUF is read and written; Hugging Face directories and ggml files are read as GGUF."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads Whisper models in whisper.cpp's own format (ggml-*.bin), which is older than GGUF.
 
-Little-endian. Eleven int32 of sizes behind a magic number, the type of the file, the mel filters, the tokens, then
+The format, little-endian: a magic number, eleven int32 (sizes, and the file's type), the mel filters, the tokens, then
 tensors up to the end: number of dimensions, length of the name, type, dimensions (innermost first), name, data.
 """
 
@@ -31,11 +31,11 @@ from slimrt.tokenizer.vocabulary import to_byte_level
 
 _SIZES = ("n_vocab", "n_audio_ctx", "n_audio_state", "n_audio_head", "n_audio_layer", "n_text_ctx", "n_text_state",
           "n_text_head", "n_text_layer", "n_mels", "ftype")  # fmt: skip
-_FIRST_BLOCKS = 2  # quantisation version: how blocks are laid out today; version 1 differs
-_VERSION_FACTOR = 1000  # of ftype
-_MOST = 1 << 24  # of anything counted here
+_FIRST_BLOCKS = 2  # quantisation version with today's block layouts; version 1 differs
+_VERSION_FACTOR = 1000  # ftype is quantisation version * 1000 + type
+_MOST = 1 << 24  # the largest plausible count
 
-# OpenAI's names, by those of Hugging Face; positions are stored without a module's "weight".
+# Hugging Face's names -> OpenAI's; positional embeddings have no ".weight" there.
 _OUTSIDE = {
     "encoder.embed_positions": "encoder.positional_embedding",
     "encoder.layer_norm": "encoder.ln_post",
@@ -62,7 +62,7 @@ def _openai_layer(theirs: str) -> str:
 
 
 def _openai() -> Family:
-    """Whisper's layout in OpenAI's names."""
+    """Whisper's tensors with OpenAI's names."""
 
     def renamed(stack: Stack) -> Stack:
         layer = {module: (_openai_layer(theirs), shape) for module, (theirs, shape) in stack.layer.items()}
@@ -73,13 +73,13 @@ def _openai() -> Family:
 
 
 class GgmlTensors:
-    """The tensors of such a file, by name, mapped from it."""
+    """The tensors of a file, by name, memory-mapped."""
 
     def __init__(self, entries: dict[str, Entry], data: mmap.mmap):
         self.entries, self._data = entries, data
 
     def elements(self, name: str) -> np.ndarray:
-        """Elements [shape]; of a quantised type bytes, uint8 [rows, bytes of a row]."""
+        """Elements [shape]; if quantised their bytes, uint8 [rows, bytes of a row]."""
         entry = self.entries[name]
         kind = GGMLQuantizationType[entry.dtype]
         shape = quants.quant_shape_to_byte_shape(entry.shape, kind)
@@ -89,7 +89,7 @@ class GgmlTensors:
 
 
 class _Cursor:
-    """Reads on, and says where the file is short."""
+    """Reads a file sequentially; errors say at which byte it is truncated or broken."""
 
     def __init__(self, path: Path):
         self.path, self.at = path, 0
@@ -103,7 +103,7 @@ class _Cursor:
         return self.data[self.skip(size, what) : self.at]
 
     def skip(self, size: int, what: str) -> int:
-        """Where `size` bytes begin, which are stepped over."""
+        """Skip `size` bytes, and return the offset of the first one."""
         if size > len(self.data) - self.at:
             raise self.fail(f"cut off in {what}, which takes {size} bytes")
         self.at += size
@@ -118,13 +118,13 @@ class _Cursor:
 
 
 def read_ggml_bin(path: Path) -> tuple[ModelData, list[str]]:
-    """Open such a file; tensor data stays on disk until it is asked for. Returns the model, and warnings.
+    """Open a ggml-*.bin file; tensor data stays on disk until it is needed. Returns the model, and warnings.
 
-    Suppressed tokens and alignment heads are not in this format.
+    The format does not contain suppressed tokens and alignment heads.
 
     Raises:
         ModelFormatError: truncated or damaged, with the place; a tensor is missing or of a wrong shape.
-        UnsupportedError: blocks of an old layout, or a type of GGML's that nothing reads any more.
+        UnsupportedError: an old block layout, or a GGML type that is not supported.
         OSError: it cannot be read.
     """
     if not is_ggml_bin(path):
@@ -151,7 +151,7 @@ def read_ggml_bin(path: Path) -> tuple[ModelData, list[str]]:
 
 
 def _config(sizes: Mapping[str, int]) -> dict[str, object]:
-    """The sizes as Hugging Face's config.json has them."""
+    """The sizes as keys of Hugging Face's config.json."""
     state = sizes["n_text_state"] or sizes["n_audio_state"]
     return {
         "model_type": "whisper",
@@ -170,7 +170,7 @@ def _config(sizes: Mapping[str, int]) -> dict[str, object]:
 
 
 def _entry(cursor: _Cursor, version: int) -> tuple[str, Entry]:
-    """The next tensor, as it would be named and shaped in a safetensors file."""
+    """Read a tensor's header and skip its data; name and shape are those that a safetensors file would have."""
     n_dims, length = cursor.number("a tensor's number of dimensions", 4), cursor.number("the length of a name", 256)
     code = cursor.number("a tensor's type", 1000)
     dims = [cursor.number("a dimension") for _ in range(n_dims)]
@@ -197,12 +197,12 @@ def _entry(cursor: _Cursor, version: int) -> tuple[str, Entry]:
     if name in _OUTSIDE.values():  # positions
         name += ".weight"
     if name.endswith(".bias") and len(shape) == 2 and shape[1] == 1:
-        shape = shape[:1]  # of the convolutions, as a column
+        shape = shape[:1]  # biases of convolutions are stored as columns
     return name, Entry(cursor.path, kind.name, shape, offset)
 
 
 def _vocabulary(path: Path, tokens: list[bytes], n_vocab: int) -> tuple[dict[str, GGUFValue], list[str]]:
-    """The `tokenizer.*` fields, and warnings. The file has the tokens of text; the others follow from their number."""
+    """The `tokenizer.*` fields, and warnings. The file lists text tokens; special tokens follow from their number."""
     listed = tokens[:-1] if tokens and tokens[-1] == END.encode() else tokens
     text, warnings = restored(listed), []
     if text is not listed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model as a list of tensors that are read, or computed, only when they are written; and GGUF in and out."""
+"""A model as a list of tensors whose data is read or computed on demand; reading and writing GGUF."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from slimrt.plumbing.files import followed, written_beside
 from slimrt.plumbing.units import format_bytes
 
 F32 = GGMLQuantizationType.F32
-_ALIGNMENT = 32  # of tensor data, as the writer has it
+_ALIGNMENT = 32  # bytes, of tensor data in files that GGUFWriter writes
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,20 @@ class ModelData:
         return self.metadata[key].value if key in self.metadata else default
 
     def size(self, key: str, default: Any = None) -> Any:
-        """The value of `<architecture>.key`; ModelFormatError when there is neither it nor a default."""
+        """The value of `<architecture>.key`, or the default. ModelFormatError: neither exists."""
         value = self.value(f"{self.arch}.{key}", default)
         if value is None:
             raise ModelFormatError(f"metadata key '{self.arch}.{key}' is missing")
         return value
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor of that name; ModelFormatError when there is none."""
+        """The tensor of that name. ModelFormatError: there is none."""
         if name not in self.tensors:
             raise ModelFormatError(f"tensor '{name}' is missing")
         return self.tensors[name]
 
     def with_tensors(self, *tensors: Tensor) -> ModelData:
-        """The model with these tensors added or put in the place of their namesakes."""
+        """The model with these tensors added, or replacing those of the same names."""
         return replace(self, tensors=self.tensors | {t.name: t for t in tensors})
 
     def with_metadata(self, values: Mapping[str, GGUFValue]) -> ModelData:
@@ -130,19 +130,19 @@ GgufPath: TypeAlias = "str | os.PathLike[str] | core.GgufFile"
 
 
 def opened(file: GgufPath) -> core.GgufFile:
-    """The argument if it is an open file already, else the file at that path. Errors as core.GgufFile."""
+    """The argument if it is an open file, else the opened file at that path. Errors as core.GgufFile."""
     return file if isinstance(file, core.GgufFile) else core.GgufFile(os.fspath(file))
 
 
 def read_gguf(file: GgufPath) -> ModelData:
-    """The model in a GGUF file or in its shards; tensor data stays on disk until it is asked for.
+    """The model in a GGUF file or in its shards; tensor data stays on disk until it is needed.
 
     Raises:
         ModelFormatError, UnsupportedError, OSError: as `slimrt.core.GgufFile`.
     """
     file = opened(file)
     metadata = {key: _value(*found) for key, found in file.fields().items()}
-    # What is of these files alone must not travel on: the writer aligns in its own way, and writes one file.
+    # These keys describe the source's files, not the model: the writer has its own alignment, and writes one file.
     metadata = {key: value for key, value in metadata.items() if not key.startswith(("general.alignment", "split."))}
     data = file.bytes()
 
@@ -156,7 +156,7 @@ def read_gguf(file: GgufPath) -> ModelData:
 
 
 def _value(kind: int, item: int | None, value: Any) -> GGUFValue:
-    """Of a key. Strings of arrays stay bytes, for a token need not be UTF-8, and so does another one that is not."""
+    """A metadata value. Strings stay bytes if they are in an array, since tokens need not be UTF-8, or not UTF-8."""
     if isinstance(value, bytes):
         with suppress(UnicodeDecodeError):
             value = value.decode()
@@ -166,7 +166,7 @@ def _value(kind: int, item: int | None, value: Any) -> GGUFValue:
 
 
 def check_room(path: Path, model: ModelData) -> int:
-    """What the tensors of a model take in a GGUF file. OSError: that does not fit where the file is to be written."""
+    """Bytes of a model's tensors in a GGUF file. OSError: too little disk space where it is to be written."""
     needed = sum(-(-t.nbytes // _ALIGNMENT) * _ALIGNMENT for t in model.tensors.values())
     free = shutil.disk_usage(followed(path).parent).free
     if needed > free:
@@ -187,8 +187,7 @@ def write_gguf(path: Path, model: ModelData, *, show_progress: bool) -> None:
 
 @contextmanager
 def written_gguf(path: Path, model: ModelData, *, show_progress: bool) -> Iterator[Path]:
-    """The same for who has something to do with the file before it takes its place: where it lies complete until
-    then."""
+    """write_gguf() as a context manager: yields the path of the complete file, which is moved to its place at exit."""
     needed = check_room(path, model)
     with written_beside(path) as partial:
         writer = GGUFWriter(partial, model.arch)

@@ -1,6 +1,6 @@
-"""Models named by a repository of Hugging Face's hub, fetched through huggingface_hub into its own cache.
+"""Models in repositories of Hugging Face's hub, downloaded by huggingface_hub into its own cache.
 
-HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE mean what they mean there.
+HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE have their usual meaning.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _PART = r"[A-Za-z0-9][\w.-]*"
 _NAME = re.compile(
     rf"(?P<scheme>hf://)?(?P<repo>{_PART}/{_PART})(:(?P<wanted>[^:@]+))?(@(?P<revision>[^:@\s]+))?", re.ASCII
 )
-_FILES = (".gguf", ".bin", ".safetensors")  # a path that ends so is meant as one
+_FILES = (".gguf", ".bin", ".safetensors")  # a name that ends so is a path, not a repository
 _URL = re.compile(r"https?:/+(?P<page>(huggingface\.co|hf\.co)/)?(?P<rest>.*)")
 _WHISPER = re.compile(r"(tiny|base|(distil-)?(small|medium))(\.en)?|(distil-)?large(-v[123])?|(large-v3-)?turbo")
-_NO_FILE = "/"  # a pattern that none matches
+_NO_FILE = "/"  # a pattern that matches no file
 
 
 @dataclass(frozen=True)
 class HubName:
-    """A repository and what is wanted of it.
+    """A repository, and which of its files is wanted.
 
     Attributes:
         text: as it was given. repo: "org/repo". revision: a branch, tag or commit; None: main.
-        wanted: a file, or a type such as "Q4_K_M"; "": whatever is usual.
-        is_plain: without "hf://", so that a path may have been meant.
+        wanted: a file, or a type such as "Q4_K_M"; "": the default (hub_files.choose).
+        is_plain: without "hf://", so that it may be meant as a path.
     """
 
     text: str
@@ -51,7 +51,7 @@ class HubName:
 
     @classmethod
     def parse(cls, text: str) -> HubName | None:
-        """What a text names; None: something on this machine. ValueError: "hf://" before what names nothing."""
+        """Parse a name; None: it is a local path. ValueError: "hf://" is not followed by the name of a repository."""
         match = _NAME.fullmatch(text)
         if match is None:
             if text.startswith("hf://"):
@@ -64,21 +64,21 @@ class HubName:
 
 
 def located(path: str | os.PathLike[str], show_progress: bool | None = None) -> Path:
-    """Where a model lies: the path itself, or what the name of a repository leads to, fetched if it is not there yet.
+    """The local path of a model: the path itself, or that of a repository's model, downloaded unless it is cached.
 
     Args:
-        path: a path; "hf://org/repo[:file or type][@revision]"; or that without "hf://" where there is no such path.
-        show_progress: show bars on stderr; None: when it is a terminal.
+        path: a path; "hf://org/repo[:file or type][@revision]"; or that without "hf://" if there is no such path.
+        show_progress: show bars on stderr; None: if it is a terminal.
 
     Returns:
-        A GGUF file (the first of several), whisper.cpp's ggml-*.bin, or a directory with safetensors. A path without
-        anything there comes back as it is.
+        A GGUF file (of a split model the first file), whisper.cpp's ggml-*.bin, or a directory with safetensors. A path
+        that does not exist is returned unchanged.
 
     Raises:
-        DownloadError: no such repository, file or type, no access to it, no connection, no room.
-        UnsupportedError: a URL, or a repository of nothing that slimrt reads.
-        FileNotFoundError: a name without "hf://" whose first part is a folder here.
-        ValueError: "hf://" and no name of a repository after it; or a path that is not UTF-8, as the engine has them.
+        DownloadError: no such repository, file or type, no access to it, no connection, or no disk space.
+        UnsupportedError: a URL, or a repository without files that slimrt can read.
+        FileNotFoundError: a name without "hf://" whose first part is a local folder.
+        ValueError: "hf://" without the name of a repository; or a path that is not UTF-8, which the engine requires.
     """
     text = re.sub("^hf:/+", "hf://", os.fspath(path))  # Path makes one slash of two
     if Path(text).exists():
@@ -95,7 +95,7 @@ def located(path: str | os.PathLike[str], show_progress: bool | None = None) -> 
 
 
 def repository_of(directory: Path) -> str | None:
-    """The repository that a directory of Hugging Face's cache is a snapshot of ("org/repo"); None: it is none."""
+    """The repository ("org/repo") of which a directory in Hugging Face's cache is a snapshot; None: it is not one."""
     kept = directory.absolute().parent.parent
     if directory.absolute().parent.name != "snapshots" or not kept.name.startswith("models--"):
         return None
@@ -103,13 +103,15 @@ def repository_of(directory: Path) -> str | None:
 
 
 def title(path: Path) -> str:
-    """What to call a model: the last part of its path, or of its repository's name where that is a commit."""
+    """A model's display name: the last part of its path, or of its repository if the path is a snapshot in Hugging
+    Face's cache."""
     repository = repository_of(path)
     return repository.rpartition("/")[2] if repository else path.absolute().name
 
 
 def whispers_name(text: str) -> str:
-    """Where there is what openai-whisper and faster-whisper have a short name for ("turbo"); "" if it is none."""
+    """A hint for messages: the repository of a model for which openai-whisper and faster-whisper have a short name
+    ("turbo"); "" for other names."""
     if not _WHISPER.fullmatch(text):
         return ""
     full = {"turbo": "large-v3-turbo", "large": "large-v3"}.get(text, text)
@@ -118,7 +120,7 @@ def whispers_name(text: str) -> str:
 
 
 def _about_url(url: re.Match[str]) -> str:
-    """Why a URL is refused, and what to give in its place."""
+    """A message on why a URL is refused, and what to use instead."""
     text = re.sub(r"^(https?):/+", r"\1://", url[0])
     if not url["page"]:
         return f"{text}: slimrt reads files, not URLs: download it and give its path"
@@ -130,7 +132,7 @@ def _about_url(url: re.Match[str]) -> str:
 
 
 def _fetched(name: HubName, show: bool) -> Path:
-    """What the name leads to, on this machine. Errors as located()."""
+    """The local path of a repository's model, downloaded unless it is cached. Errors as located()."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     with _explained(name):
@@ -144,21 +146,21 @@ def _fetched(name: HubName, show: bool) -> Path:
             _make_room(name, chosen, sum(sizes[file] for file in missing))
         elif chosen.why:
             note(f"{name.repo}:{chosen.model}{chosen.why}")
-        # One by one in this thread: snapshot_download's threads make Ctrl-C wait until all is there.
+        # One file after another in this thread: with snapshot_download's threads Ctrl-C waits for all downloads.
         paths = [
             hf_hub_download(name.repo, file, revision=commit, tqdm_class=_bar(show, file)) for file in chosen.files
         ]
         first = chosen.files[0]
-        if missing:  # now that all is there, have the cache say that this commit is the branch's
+        if missing:  # all files are complete: make the cache's reference of the branch point to this commit
             hf_hub_download(name.repo, first, revision=name.revision, tqdm_class=_bar(show, first))
         return Path(paths[0]).parents[first.count("/")] / chosen.model
 
 
 def _online(name: HubName) -> tuple[dict[str, int], str]:
-    """The repository's files with their bytes, and its commit; "" where the hub cannot be asked.
+    """The repository's files with their bytes, and its commit; {} and "" if the hub cannot be reached.
 
     Raises:
-        huggingface_hub's errors: it was asked, and says no.
+        huggingface_hub's errors: the hub refuses the request.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -177,7 +179,7 @@ def _online(name: HubName) -> tuple[dict[str, int], str]:
 
 
 def _from_cache(name: HubName) -> Path:
-    """The model among what was fetched before. DownloadError: it is not there, or not all of it."""
+    """The path of the model in Hugging Face's cache. DownloadError: it is not there, or incomplete."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -197,7 +199,7 @@ def _from_cache(name: HubName) -> Path:
 
 
 def _make_room(name: HubName, chosen: Chosen, needed: int) -> None:
-    """Says what is going to be fetched, so many bytes. DownloadError: the disk has no room for it."""
+    """Check the disk space for `needed` bytes, and note what will be downloaded. DownloadError: too little space."""
     what, folder = f"{name.repo}:{chosen.model}" if chosen.model else name.repo, hub_cache()
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if needed > free:
@@ -209,9 +211,8 @@ def _make_room(name: HubName, chosen: Chosen, needed: int) -> None:
 
 
 def _bar(show: bool, file: str) -> type[Any]:
-    """The bar of a file's download: of those that huggingface_hub may make the one that counts what is on the disk.
-
-    HF_HUB_DISABLE_PROGRESS_BARS takes it away, too.
+    """The class of a file's progress bar. Of the bars that huggingface_hub creates only the one that counts bytes on
+    disk is shown; HF_HUB_DISABLE_PROGRESS_BARS disables it too.
     """
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -232,7 +233,7 @@ def _bar(show: bool, file: str) -> type[Any]:
 
 @contextmanager
 def _explained(name: HubName) -> Iterator[None]:
-    """Turns huggingface_hub's errors into DownloadError, in a sentence that says what to do."""
+    """Convert huggingface_hub's errors to DownloadError, with a message that says what to do."""
     from huggingface_hub import errors
 
     token = "give a token of an account that may read it: HF_TOKEN, or hf auth login"
@@ -265,7 +266,7 @@ def _explained(name: HubName) -> Iterator[None]:
 
 
 def _is_connection(error: BaseException) -> bool:
-    """Whether it is of the library that speaks HTTP, which differs between versions of huggingface_hub."""
+    """Whether an error is a connection error; those of the HTTP library differ between versions of huggingface_hub."""
     return type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "requests") or isinstance(
         error, ConnectionError
     )
@@ -290,7 +291,7 @@ def _endpoint() -> str:
 
 
 def hub_cache() -> Path:
-    """Hugging Face's cache."""
+    """The folder of Hugging Face's cache."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)

@@ -1,4 +1,4 @@
-"""Which files of a repository make the model that is wanted: a GGUF file, its shards, or a directory of safetensors."""
+"""Chooses the files of a repository for the wanted model: a GGUF file, its shards, or a directory with safetensors."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from slimrt.errors import DownloadError, UnsupportedError
 
 USUAL_TYPE = "Q4_K_M"
-MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")  # of a directory that a conversion may read
+MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")  # files of a directory that a conversion may read
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _TYPE = re.compile(r"(?:^|[-._/])((?:IQ|TQ|Q)\d(?:_\w+)?|MXFP4\w*|NVFP4|BF16|F16|F32)(?=[-./]|$)", re.IGNORECASE)
-_NOT_RUN = ("IQ1", "NVFP4")  # types that slimrt does not read
-_BESIDE = re.compile(r"(.*/)?(mmproj|imatrix)\b.*|.*[-.](mmproj|imatrix)\.gguf", re.IGNORECASE)  # no models
-_SINGLE, _OTHER_COPY = "model.safetensors", "consolidated*"  # all weights; the same in their maker's own format
+_NOT_RUN = ("IQ1", "NVFP4")  # types that slimrt does not support
+_BESIDE = re.compile(r"(.*/)?(mmproj|imatrix)\b.*|.*[-.](mmproj|imatrix)\.gguf", re.IGNORECASE)  # not language models
+_SINGLE, _OTHER_COPY = "model.safetensors", "consolidated*"  # all weights; the same weights in the vendor's own format
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A choice.
+    """The chosen files.
 
     Attributes:
         model: the file to open; "": the directory.
-        files: all to fetch. why: what to say of a choice that was left open, after its name.
+        files: all files to download. why: if there was a choice, a phrase on it that follows the name in messages.
     """
 
     model: str
@@ -33,16 +33,16 @@ class Chosen:
 
 
 def choose(repo: str, files: Iterable[str], wanted: str = "") -> Chosen:
-    """The files of a repository that make the model.
+    """The files of a repository to download for a model.
 
     Args:
-        repo: its name, for messages. files: all that it has.
-        wanted: a file's name, or a pattern of one ("*q8_0.gguf"); or a type, such as "q8_0", as file names spell it;
-            "": Q4_K_M, else the first GGUF file of a type that slimrt runs, else the directory's safetensors.
+        repo: its name, for messages. files: all its files.
+        wanted: a file's name, or a pattern of one ("*q8_0.gguf"); or a type, such as "q8_0", as in file names; "":
+            Q4_K_M, else the first GGUF file of a type that slimrt supports, else the directory's safetensors.
 
     Raises:
-        DownloadError: no such file or type; it says which there are. Or a shard is missing.
-        UnsupportedError: nothing there that slimrt reads.
+        DownloadError: no such file or type (the message lists those that exist), or a shard is missing.
+        UnsupportedError: there is no model that slimrt can read.
     """
     files = sorted(files)
     if wanted in files:
@@ -63,19 +63,20 @@ def choose(repo: str, files: Iterable[str], wanted: str = "") -> Chosen:
 
 
 def type_of(file: str) -> str:
-    """The type that a file's name says, in capitals; "": none."""
+    """The type in a file's name, in capitals; "": none."""
     said = _TYPE.findall(file.removesuffix(".gguf"))
     return said[-1].upper() if said else ""
 
 
 def _is_model(file: str) -> bool:
-    """Whether it is a GGUF file that stands for a model: of shards the first."""
+    """Whether a file is a GGUF model, or the first of its shards."""
     shard = _SHARD.fullmatch(file)
     return file.endswith(".gguf") and not _BESIDE.fullmatch(file) and (shard is None or int(shard["number"]) == 1)
 
 
 def _of_type(files: Sequence[str], wanted: str) -> list[str]:
-    """Those of this type, whose names have it between two separators, or that a pattern fits; in capitals or not."""
+    """The files of this type, or with it between two separators in their name, or matching it as a pattern; ignores
+    case."""
     said = re.compile(rf"(?:^|[-./]){re.escape(wanted)}(?=[-./])", re.IGNORECASE)
     return [
         file
@@ -85,12 +86,12 @@ def _of_type(files: Sequence[str], wanted: str) -> list[str]:
 
 
 def _types(files: Sequence[str]) -> str:
-    """Those there are to choose from; files where their names say no type."""
+    """The types to choose from, for messages; files whose names have no type are listed by name."""
     return ", ".join(dict.fromkeys(type_of(file) or file for file in files))
 
 
 def _whole(repo: str, files: Sequence[str], model: str, why: str = "") -> Chosen:
-    """A file, with the others of its model if it is one of several."""
+    """A file, with the other shards if it is one of several."""
     shard = _SHARD.fullmatch(model)
     if shard is None:
         return Chosen(model, (model,), why)
@@ -101,7 +102,7 @@ def _whole(repo: str, files: Sequence[str], model: str, why: str = "") -> Chosen
 
 
 def _directory(repo: str, files: Sequence[str], wanted: str) -> Chosen:
-    """The safetensors of a repository without GGUF, with what is read beside them."""
+    """The safetensors of a repository without GGUF files, and the other files that a conversion reads."""
     ggml = [file for file in files if re.fullmatch(r"ggml-.*\.bin", file)]
     if ggml:
         said = f"has no '{wanted}'" if wanted else "has several models"
@@ -117,6 +118,6 @@ def _directory(repo: str, files: Sequence[str], wanted: str) -> Chosen:
             "convert --outtype"
         )
     read = [file for file in at_top if any(fnmatch.fnmatch(file, one) for one in MODEL_FILES)]
-    if _SINGLE in read:  # it is what is read; others beside it hold the same in other types
+    if _SINGLE in read:  # only this is read; other safetensors contain the same weights in other types
         read = [file for file in read if file == _SINGLE or not file.endswith(".safetensors")]
     return Chosen("", tuple(read))

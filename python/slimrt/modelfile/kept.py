@@ -1,4 +1,4 @@
-"""What slimrt keeps in the user's cache: models converted once, what was measured of the machine, and leftovers."""
+"""Files in slimrt's cache directory: converted models, measurements of the machine, and partly written leftovers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _LEFTOVER = re.compile(r"\.(?P<target>.+)\.[0-9a-f]{8}\.partial")
 
 @dataclass(frozen=True)
 class Kept:
-    """A file of slimrt's cache.
+    """A file in slimrt's cache directory.
 
     Attributes:
-        path: the file. title: its name without what tells versions apart. what: "model", "measurements" or "leftover".
-        bytes: its size. made: when, in seconds since 1970. source: what it was made from; "": nothing says it.
+        path: the file. title: its name without the hash. what: "model", "measurements" or "leftover".
+        bytes: its size. made: modification time, seconds since 1970. source: path of what it was converted from; "":
+            unknown.
     """
 
     path: Path
@@ -32,20 +33,20 @@ class Kept:
 
 
 def remember_source(target: Path, source: Path) -> None:
-    """Keeps what a converted model was made from beside it."""
+    """Write the path of what a converted model was made from to a file beside it."""
     with written_beside(_beside(target)) as partial:
         partial.write_text(f"{source}\n", encoding="utf-8", errors="surrogateescape")
 
 
 def kept() -> list[Kept]:
-    """The files that slimrt keeps, by name; nothing of what others may have put there."""
+    """The files that slimrt has written there, sorted by name; other files are ignored."""
     folder = cache_directory()
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
     return [one for path in paths if (one := _of(path)) is not None]
 
 
 def forget(one: Kept) -> bool:
-    """Removes a file of kept(). False: a conversion is writing it at this moment. OSError: it cannot be removed."""
+    """Remove a file of kept(). Returns False if a conversion is writing it now. OSError: it cannot be removed."""
     if one.what == "leftover":
         remove_leftovers(one.path.with_name(one.title))
         return not one.path.exists()
@@ -55,7 +56,7 @@ def forget(one: Kept) -> bool:
 
 
 def _of(path: Path) -> Kept | None:
-    """What a file is; None: nothing of slimrt's, or gone by now."""
+    """The record of a file; None: it is not slimrt's, or has been removed meanwhile."""
     with suppress(FileNotFoundError):
         status = path.stat()
         about = status.st_size, status.st_mtime

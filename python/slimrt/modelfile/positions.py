@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each layer of a decoder sees, how positions turn its q and k, and the heads whose rows it keeps
-(csrc/model/layers.cpp is the runtime's)."""
+"""Properties that may differ between the layers of a decoder: window, RoPE, and the shape of its heads (the runtime's
+version is csrc/model/layers.cpp)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from slimrt.modelfile.gguf import ModelData
 
 @dataclass(frozen=True)
 class Positions:
-    """Of one layer. window: tokens that a query sees, 0: all. rope: whether q and k turn. base: of a RoPE that is not
-    scaled, 0: as the file says it of all layers. n_rot: dimensions of a head that turn. v_is_k: V is K before its norm
-    and RoPE."""
+    """Properties of one layer. window: of sliding-window attention, tokens; 0: full attention. rope: whether it has
+    RoPE. base: base of an unscaled RoPE; 0: RoPE as the metadata says for all layers. n_rot: columns of a head that
+    RoPE rotates. v_is_k: V is K before its norm and RoPE."""
 
     window: int
     rope: bool
@@ -27,15 +27,15 @@ class Positions:
 
 
 def by_period(period: int, n_layers: int) -> list[bool]:
-    """Which layers see a window where every so many-th sees all; 0: none does."""
+    """Which layers have a window if every period-th has full attention; period 0: all have a window."""
     return [not period or (i + 1) % period != 0 for i in range(n_layers)]
 
 
 def positions_of(model: ModelData, traits: core.Architecture) -> tuple[Positions, ...]:
-    """Of each layer, from metadata.
+    """The properties of each layer, from metadata.
 
     Raises:
-        ModelFormatError: a pattern for another number of layers.
+        ModelFormatError: sliding_window_pattern is for another number of layers.
     """
     n = model.size("block_count")
     window = model.size("attention.sliding_window", 0) or 0 if traits.sliding_window else 0

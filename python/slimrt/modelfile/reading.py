@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of any source, read; and what is no GGUF file, converted once and kept in the user's cache."""
+"""Reads models from any source; sources that are not GGUF are converted once and kept in slimrt's cache directory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from slimrt.plumbing.notes import note
 from slimrt.plumbing.units import format_bytes
 
 FORMAT_VERSION = 1  # of the keys under "slimrt."
-_CONVERTER = 2  # raise it when the same source converts to other bytes: cached files are made again
-# Say what the model is, not how it was converted.
+_CONVERTER = 2  # raise it when the same source converts to different bytes, so that cached files are made again
+# Keys that describe the model, not its conversion.
 _KEPT_KEYS = (
     "slimrt.activation",
     "slimrt.whisper.",
@@ -40,8 +40,10 @@ _KEPT_KEYS = (
 def read_model(source: Path, *, keep_fold: bool = False, named: Collection[str] = ()) -> tuple[ModelData, list[str]]:
     """Return the model in a Hugging Face directory, a GGUF file or a ggml file of whisper.cpp, and warnings.
 
-    keep_fold: what an earlier conversion of a GGUF file made for its cache; without it a warning says that it is gone,
-    unless the result is folded for the same: that cache is `named`, such as "--cache k+r".
+    Args:
+        keep_fold: keep the folded tensors and cache metadata of an earlier conversion of a GGUF file. Else they are
+            dropped, with a warning unless the result will be folded for the same cache.
+        named: caches that the result will be folded for, such as "--cache k+r".
 
     Raises:
         ModelFormatError, UnsupportedError, OSError: see `read_hf`, `read_gguf` and `read_ggml_bin`.
@@ -68,7 +70,7 @@ def read_model(source: Path, *, keep_fold: bool = False, named: Collection[str] 
 
 
 def _about_the_earlier_fold(source: Path, model: ModelData, named: Collection[str]) -> list[str]:
-    """What to say of a file that was converted for a cache and is converted again, for none of the `named`."""
+    """A warning on a file that was converted for a cache which is not among the `named`; else []."""
     names = {name.decode() if isinstance(name, bytes) else name for name in model.value("slimrt.cache.modes", [])}
     earlier = [f"--cache {mode}" for mode in sorted(names)]
     if cross := model.value("slimrt.cache.cross", ""):
@@ -89,7 +91,7 @@ def without_folds(model: ModelData) -> ModelData:
 
 
 def source_hash(source: Path, show_progress: bool = False) -> str:
-    """Return "sha256:..." over the bytes of a file and its shards, or over names and bytes of a directory's files."""
+    """Return "sha256:..." of the bytes of a file and its shards, or of a directory's files with names and sizes."""
     files = source_files(source)
     total, done, digest = sum(file.stat().st_size for file in files), 0, hashlib.sha256()
     with bars.bar(show_progress, total, "hashing", "B") as update:
@@ -105,26 +107,25 @@ def source_hash(source: Path, show_progress: bool = False) -> str:
 
 
 def source_files(source: Path) -> list[Path]:
-    """The files that a model is read from. Errors as `core.GgufFile`."""
+    """The files from which a model is read. Errors as `core.GgufFile`."""
     if source.is_dir():
         return model_files(source)
     return [source] if is_ggml_bin(source) else [Path(path) for path in core.GgufFile(str(source)).paths]
 
 
 def model_files(directory: Path) -> list[Path]:
-    """The files of a Hugging Face directory that a conversion may read, by name."""
+    """The files of a Hugging Face directory that a conversion may read, sorted by name."""
     return sorted(file for pattern in MODEL_FILES for file in directory.glob(pattern) if file.is_file())
 
 
 def cached_gguf(
     path: str | os.PathLike[str], *, progress: bool = True, on_warning: Callable[[str], object] | None = None
 ) -> Path:
-    """Convert a Hugging Face directory or ggml file of whisper.cpp once, and return the GGUF file in the user's cache.
+    """Convert a Hugging Face directory or ggml file of whisper.cpp once, to a GGUF file in the cache directory.
 
-    The file is named after the names, sizes and modification times of the source's files and the version of this
-    converter, so a changed source is converted again. Processes that convert at once each write their own file
-    beside the target; whichever is last replaces it with equal content. on_warning is called with what a user should
-    know about the source.
+    The file's name has a hash of the names, sizes and modification times of the source's files and of the converter's
+    version, so a changed source is converted again. Processes that convert at the same time each write a file of their
+    own beside the target; the last one replaces it with equal content. on_warning is called with warnings for the user.
 
     Raises:
         ModelFormatError, UnsupportedError: it cannot be converted.
@@ -135,7 +136,7 @@ def cached_gguf(
     for file in source_files(source):
         status = file.stat()
         digest.update(f"\0{file.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
-    named = source if source.is_dir() else Path(path).absolute()  # a file by its link's name: its own may be a hash
+    named = source if source.is_dir() else Path(path).absolute()  # a link's own name: its target's may be a hash
     name = title(named)
     target = cache_directory() / f"{name}-{digest.hexdigest()[:16]}.gguf"
     if not target.is_file():
@@ -159,5 +160,5 @@ def cached_gguf(
 
 
 def runnable(source: Path, show_progress: bool) -> Path:
-    """A GGUF file that the engine can load in place of the source."""
+    """A GGUF file that the engine can load: the source itself, or its conversion."""
     return cached_gguf(source, progress=show_progress) if source.is_dir() or is_ggml_bin(source) else source

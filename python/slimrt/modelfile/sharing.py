@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that read another layer's K and V: whose, and what of its K (docs/cache-math.md, section 5)."""
+"""Layers that read another layer's K and V: which layer's, and which form of K (docs/cache-math.md, section 5)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Sharing:
     """How the layers of a family share K and V.
 
     Attributes:
-        keys: what readers take of an owner's K. "unrotated": K before RoPE, which no reader rotates; "raw": K before
-            norm and RoPE, which each reader norms and rotates by itself; "rotated": K as its owner reads it.
-        owners: config values in the usual spelling -> the layer that each layer reads, itself or one before it;
-            ValueError for values that describe no such sharing.
+        keys: which form of an owner's K its readers use. "unrotated": K before RoPE, without rotating it; "raw": K
+            before norm and RoPE, which each reader applies itself; "rotated": K after RoPE, as the owner uses it.
+        owners: function from the values of config.json to the layer that each layer reads, itself or an earlier one;
+            raises ValueError for invalid values.
     """
 
     keys: str
@@ -33,15 +33,15 @@ class Sharing:
 
 
 def spread_owners(n_layers: int, n_owners: int) -> list[int]:
-    """MLKV's rule (Zuhri et al., 2024): layer 0 and every n_layers / n_owners layers own, the others read the last
-    owner before them.
+    """MLKV's rule (Zuhri et al., 2024): layer 0 and every (n_layers / n_owners)-th layer own K and V, the others read
+    the last owner before them.
 
     Raises:
         ValueError: not from 1 to n_layers owners.
     """
     if not 1 <= n_owners <= n_layers:
         raise ValueError(f"{n_owners} layers with K and V of their own, and the model has {n_layers} layers")
-    # In floats, as published: where n_owners does not divide n_layers, exact arithmetic may give another layer.
+    # In floats, as published: if n_owners does not divide n_layers, exact arithmetic may give another layer.
     owners = {0, *(int((i + 1) * (n_layers / n_owners)) for i in range(n_owners - 1))}
     return [max(owner for owner in owners if owner <= layer) for layer in range(n_layers)]
 
@@ -53,13 +53,13 @@ def _mlkv(values: Mapping[str, Any]) -> list[int]:
 
 
 def _cla(values: Mapping[str, Any]) -> list[int]:
-    """Cross-layer attention (Brandon et al., 2024): the first of so many neighbours owns."""
+    """Cross-layer attention (Brandon et al., 2024): the first of cla_share_factor neighbouring layers owns K and V."""
     factor = _size(values, "cla_share_factor")
     return [layer - layer % factor for layer in range(_size(values, "num_hidden_layers"))]
 
 
 def _last_of_its_type(values: Mapping[str, Any]) -> list[int]:
-    """Gemma 3n: the last num_kv_shared_layers layers read the last layer before them that has the same attention."""
+    """Gemma 3n: the last num_kv_shared_layers layers read the last layer before these of the same attention type."""
     n_layers, types = _size(values, "num_hidden_layers"), values.get("layer_types")
     if not isinstance(types, list) or len(types) != n_layers:
         raise ValueError(f"layer_types is {types!r}, not one name for each of {n_layers} layers")
@@ -85,13 +85,13 @@ SHARING = {
 
 
 def owners_of(model: ModelData) -> list[int]:
-    """The layer that each layer of a decoder reads: itself where the model does not share."""
+    """For each layer of a decoder, the layer whose rows it reads; itself unless K and V are shared."""
     n_layers = model.size("decoder_block_count", model.size("block_count"))
     return list(model.value(OWNERS, range(n_layers)))
 
 
 def sharing_fields(owners: list[int], keys: str) -> dict[str, GGUFValue]:
-    """Metadata of a model whose layers read these; none where each reads itself."""
+    """Metadata of a model with these owners and form of keys; {} if each layer reads its own rows."""
     if owners == list(range(len(owners))):
         return {}
     return {

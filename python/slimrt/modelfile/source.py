@@ -1,4 +1,4 @@
-"""Where a model comes from: a GGUF file, or what one is made from: a Hugging Face directory, whisper.cpp's own file."""
+"""The source of a model: a GGUF file, or a Hugging Face directory or whisper.cpp file that is converted to one."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ DEFAULT_N_CTX = 4096
 
 
 class ModelSource:
-    """A model's files, before any weight is read.
+    """A model's files, opened without reading weights.
 
     Args:
         path: a GGUF file (converted or not), a Hugging Face directory (config.json and safetensors), whisper.cpp's
-            ggml-*.bin, or the name of a repository that holds one of these: "hf://org/repo[:file or type][@revision]",
-            also without "hf://" (slimrt.modelfile.hub). The GGUF file made from a directory or ggml-*.bin is kept in a
-            cache, so this is slow once.
-        show_progress: show bars on stderr; None: when it is a terminal.
+            ggml-*.bin, or a repository on the hub that holds one of these: "hf://org/repo[:file or type][@revision]",
+            also without "hf://" (slimrt.modelfile.hub). A directory or ggml-*.bin is converted to a GGUF file in
+            slimrt's cache directory, so the first time is slow.
+        show_progress: show bars on stderr; None: if it is a terminal.
 
     Attributes:
-        path: as given, or where what it names was fetched to; gguf: the file to load; file: the same, opened. What is
-            said of a model is read from there, for the path may lead to another one later.
-        name: what to call the model.
+        path: as given, or the local path of what was downloaded. gguf: the GGUF file to load. file: the same, open; all
+            properties are read from it, since the file at the path may be replaced.
+        name: display name of the model.
 
     Raises:
         FileNotFoundError: there is nothing at path. OSError: it cannot be read.
         ModelFormatError, UnsupportedError: a broken file, or a directory or ggml file that cannot be converted; a URL.
-        DownloadError: the repository, or what is wanted of it, cannot be fetched.
+        DownloadError: the repository, or the wanted file in it, cannot be downloaded.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, show_progress: bool | None = None):
@@ -53,7 +53,7 @@ class ModelSource:
         self.name = title(self.path)
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path}: no such file or directory{whispers_name(self.path.name)}")
-        self._absolute = os.path.abspath(self.path)  # a process may change its directory, and another one has its own
+        self._absolute = os.path.abspath(self.path)  # for pickling: the current directory may change or differ
         self.gguf = self.path
         if self.path.is_dir() or is_ggml_bin(self.path):
             from slimrt.modelfile.reading import cached_gguf
@@ -65,16 +65,16 @@ class ModelSource:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str] | ModelSource, show_progress: bool | None) -> ModelSource:
-        """The argument if it is one already."""
+        """The argument itself if it is a ModelSource, else the source at that path."""
         return path if isinstance(path, ModelSource) else cls(path, show_progress=show_progress)
 
     def __reduce__(self) -> tuple[Callable[[str, str], ModelSource], tuple[str, str]]:
-        """Pickled by path: it is opened again where it is unpickled, and must be the same file there."""
+        """Pickles the path and fingerprint; unpickling opens the file again, which must be the same."""
         return _reopened, (self._absolute, self.fingerprint)
 
     @cached_property
     def kind(self) -> str:
-        """ "whisper", "moonshine", "t5", "chronos" or "chronos-bolt"; "text" of a model that continues texts."""
+        """ "whisper", "moonshine", "t5", "chronos" or "chronos-bolt"; "text": a decoder-only language model."""
         file = self.file
         if "slimrt.chronos.kind" in file.keys():
             return "chronos-bolt" if file.value("slimrt.chronos.kind") == "bolt" else "chronos"
@@ -111,22 +111,22 @@ class ModelSource:
             return None
 
     def prompt_ids(self, text: str) -> list[int]:
-        """The ids of a prompt; of an empty one BOS alone, if the model has it."""
+        """The token ids of a prompt; of an empty one BOS alone, if the model has it."""
         ids = self.tokenizer.encode(text)
         return ids or ([self.tokenizer.bos_id] if self.tokenizer.bos_id is not None else [])
 
     @cached_property
     def defaults(self) -> core.Plan:
-        """The sizes of the model, from core.plan, without a context."""
+        """core.plan with default arguments, for the sizes of the model."""
         return core.plan(self.file)
 
     @cached_property
     def owners(self) -> list[int]:
-        """The layer whose rows each layer of the decoder reads, itself or one before it."""
+        """For each layer of the decoder, the layer whose rows it reads, itself or an earlier one."""
         return [layer["owner"] for layer in core.resolve_layers(self.file)]
 
     def modes(self, *, cross: bool = False) -> dict[str, core.Mode]:
-        """What each mode of self-attention, or of cross-attention, is for this model, by name."""
+        """The modes of self-attention, or of cross-attention, of this model, by name."""
         return {mode.name: mode for mode in self._modes if mode.cross == cross}
 
     @cached_property
@@ -135,7 +135,7 @@ class ModelSource:
 
     @cached_property
     def baseline(self) -> str:
-        """The mode that others are compared with (core.baseline)."""
+        """The mode with which others are compared (core.baseline)."""
         return core.baseline(self.file)
 
     @cached_property
@@ -152,12 +152,12 @@ class ModelSource:
 
     @property
     def has_encoder(self) -> bool:
-        """Whether the decoder reads what an encoder made."""
+        """Whether the model has an encoder."""
         return self.defaults["encoder"] is not None
 
     @property
     def blocks(self) -> str:
-        """What the names of the tensors of a decoder's layers begin with, before the layer's number."""
+        """Prefix of the names of the decoder's tensors, before the layer's number."""
         return "dec.blk." if self.has_encoder else "blk."
 
     @property
@@ -172,24 +172,24 @@ class ModelSource:
 
     @property
     def n_ctx_train(self) -> int:
-        """Positions the model was trained on."""
+        """Tokens of context that the model was trained on."""
         return int(self.defaults["n_ctx_train"])
 
     @cached_property
     def n_ctx_limit(self) -> int | None:
-        """The positions that a model with learned ones has; None: any context is possible."""
+        """The number of learned positions, which bounds the context; None: the model has none."""
         tensors = self.file.tensors()
         learned = not {"position_embd.weight", "dec.position_embd.weight"}.isdisjoint(tensors)
         return self.n_ctx_train if learned else None
 
     def n_ctx(self, asked: int = 0) -> int:
-        """The context to use: what was asked for, else the model's own up to DEFAULT_N_CTX."""
+        """The context to use: `asked`, or if 0 the trained one, at most DEFAULT_N_CTX. ValueError: it is negative."""
         if whole("n_ctx", asked) < 0:
             raise ValueError(f"n_ctx must not be negative, got {asked}")
         return asked or min(self.n_ctx_train, DEFAULT_N_CTX)
 
     def more_context(self, n_ctx: int) -> str:
-        """What a larger context than this one would do, for people whose text does not fit."""
+        """A phrase for messages on a text that does not fit: whether a larger context than n_ctx is possible."""
         if self.n_ctx_limit is not None and n_ctx >= self.n_ctx_limit:
             return "the model has positions for no more"
         if n_ctx >= self.n_ctx_train:
@@ -200,8 +200,8 @@ class ModelSource:
     def fingerprint(self) -> str:
         """Identifies the GGUF file: SHA-256 of its size, its first MiB and 256 pages spread over the rest.
 
-        Reading all of a large model would take longer than loading it; any retrained, requantised or converted file
-        differs in every one of these pages.
+        Hashing all of a large model would take longer than loading it, and a retrained, requantised or converted file
+        differs in all of these pages.
         """
         data = self.file.bytes().data
         digest = hashlib.sha256(str(len(data)).encode())
@@ -212,7 +212,7 @@ class ModelSource:
 
 
 def _reopened(path: str, fingerprint: str) -> ModelSource:
-    """A source that was pickled. ModelFormatError: there is another file by now; others as ModelSource."""
+    """Open a source that was pickled. ModelFormatError: the file has changed; others as ModelSource."""
     source = ModelSource(path)
     if source.fingerprint != fingerprint:
         raise ModelFormatError(f"{path}: not the model that was pickled: the file has changed since, load it anew")

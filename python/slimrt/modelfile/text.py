@@ -1,4 +1,4 @@
-"""Text to measure on: files of any size, a piece at a time."""
+"""Reads and tokenizes text files of any size, one piece at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _PIECE = 1 << 20  # bytes read, and characters tokenized, at a time
 
 
 def text_pieces(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A UTF-8 file, without a byte order mark, in pieces that end with a line where they can, else with a word.
+    """The text of a UTF-8 file, without a byte order mark, in pieces that end with a line if possible, else with a
+    word.
 
     Raises:
         OSError: it cannot be read. ValueError: it is not UTF-8; names the byte.
@@ -44,10 +45,10 @@ def text_pieces(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def file_ids(source: ModelSource, path: str | os.PathLike[str], limit: int | None = None) -> NDArray[np.int32]:
-    """The ids of a text file, int32 (n,), of which no more is read than `limit` ids need.
+    """The token ids of a text file, int32 (n,), at most `limit` of them; only as much as needed is read.
 
-    A file of up to a MiB is tokenized as a whole; a longer one in pieces, at whose seams a tokenizer that looks beyond
-    lines may choose other tokens.
+    A file of up to 1 MiB is tokenized as a whole. A longer one is tokenized in pieces, at whose boundaries a tokenizer
+    whose tokens may span lines may choose others.
 
     Raises:
         OSError, ValueError: as text_pieces. UnsupportedError: the model has no tokenizer.
