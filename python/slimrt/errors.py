@@ -6,11 +6,11 @@ class SlimrtError(Exception):
 
 
 class ModelFormatError(SlimrtError, ValueError):
-    """A file is broken, truncated, or not what it says it is."""
+    """A file is broken, truncated, or not of the format that it claims to be."""
 
 
 class UnsupportedError(SlimrtError):
-    """The file is well-formed but slimrt cannot run it; the message names what is supported."""
+    """The file or request is valid, but slimrt does not support it; the message names what is supported."""
 
 
 class CacheUnsupportedError(UnsupportedError):

@@ -1,4 +1,4 @@
-"""slimrt.Model: load a model, generate, look inside."""
+"""slimrt.Model: a loaded model, with methods to generate, score and inspect."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Model(OpenAIMethods, Closing):
     ):
         self._given = {name: value for name, value in locals().items() if name not in ("self", "path", "options")}
         self._given |= options
-        device = resolve_device(device, n_gpu_layers)  # before anything slow
+        device = resolve_device(device, n_gpu_layers)  # arguments are checked before anything slow
         Options(on_overflow=on_overflow)
         choice = CacheChoice.of(**options)
         with shown(verbose):
@@ -197,7 +197,7 @@ class Model(OpenAIMethods, Closing):
 
     @property
     def n_ctx(self) -> int:
-        """Tokens a sequence may hold."""
+        """The context: most tokens of a sequence."""
         return self._runtime.n_ctx
 
     @property
@@ -238,7 +238,7 @@ class Model(OpenAIMethods, Closing):
 
     @named
     def score(self, text: Prompt) -> Score:
-        """How likely the model finds a text (or ids), token by token.
+        """Log-probability of each token of a text (or ids) under the model.
 
         Raises:
             ContextOverflowError: it does not fit the context. ValueError: fewer than two tokens.

@@ -1,4 +1,4 @@
-"""The names of cache modes and of the element types of their rows, as the core has them, and their defaults."""
+"""Cache modes and the element types of their rows, as defined by the core: names, properties and defaults."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from slimrt.plumbing.tables import table
 
 
 class Record:
-    """Adds to_dict() to the dataclasses below."""
+    """Base of the dataclasses below: to_dict()."""
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON-ready values."""

@@ -315,5 +315,5 @@ class Tasks:
 
 
 def _several(given: Any) -> bool:
-    """Whether a list of inputs was given, not one."""
+    """Whether an argument is a list of inputs rather than one input."""
     return isinstance(given, list)

@@ -224,7 +224,7 @@ class TextGeneration(Tasks):
         """The token ids of a conversation, up to where the assistant's next message begins. Arguments and errors as
         chat."""
         continues_texts(self._runtime.source)
-        from slimrt.tokenizer.chat import render_chat  # jinja2 takes as long to import as a small model to load
+        from slimrt.tokenizer.chat import render_chat  # imports jinja2, which takes as long as loading a small model
 
         tokenizer = self._runtime.source.tokenizer
         return render_chat(tokenizer, messages, chat_template=chat_template, variables=chat_template_kwargs)

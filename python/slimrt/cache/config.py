@@ -164,7 +164,7 @@ class CacheChoice:
             raise TypeError(f"unexpected arguments: {', '.join(sorted(unexpected))}")
         cache, cache_type = options.get("cache", cache), options.get("cache_type", cache_type)
         configs = _configs(cache)
-        if cache_type not in (*CACHE_TYPES, AUTO) and all(config.mode in AGING for config in configs):  # levels
+        if cache_type not in (*CACHE_TYPES, AUTO) and all(config.mode in AGING for config in configs):  # it has levels
             configs = [replace(one, type=cache_type) if one.type == AUTO else one for one in configs]
             cache_type = AUTO
         type_k, type_v = options.get("cache_type_k"), options.get("cache_type_v")

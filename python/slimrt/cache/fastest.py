@@ -118,7 +118,7 @@ def _name(layers: tuple[LayerCache, ...]) -> str:
 
 
 def _parts(planner: Planner, choice: CacheChoice, n_ctx: int) -> list[Part]:
-    """The attention of all layers, half-way through the context."""
+    """The attention of all layers for a token half-way through the context."""
     sizes, source = planner.ask(choice, n_ctx), planner.source
     heads, of_kv, dim = (int(source.defaults[name]) for name in ("n_heads", "n_kv_heads", "head_dim"))
     parts = []
@@ -148,6 +148,6 @@ def _weights_ms(planner: Planner, choice: CacheChoice, n_ctx: int) -> float:
         for name in source.file.tensors():
             if name.startswith(f"{source.blocks}{layer}.") and name.endswith(FOLD_SUFFIXES):
                 more += source.file.tensor_bytes(name)
-        value = f"{source.blocks}{layer}.attn_v.weight"  # W_KV in its place
+        value = f"{source.blocks}{layer}.attn_v.weight"  # not read: W_KV replaces it
         more -= source.file.tensor_bytes(value) if value in source.file.tensors() else 0
     return 1e-6 * more / machine.rates(planner.n_threads).read

@@ -96,7 +96,7 @@ def convert(
     if sparse:
         check_sparse(model, attention, cache)
     check_cross(model, cross, cross_type)
-    check_room(target, model)  # folds, which take long, add to it
+    check_room(target, model)  # before folding, which takes long and needs still more space
     compared = _compared(source, verify, show)
     metadata = {
         "slimrt.format_version": uint32(FORMAT_VERSION),
@@ -124,7 +124,7 @@ def convert(
         if cache is not None:
             metadata |= _cache_fields(layers, request)
         if sparse:
-            metadata[SPARSE_KEY] = float32(0.0)  # until it is measured
+            metadata[SPARSE_KEY] = float32(0.0)  # find_delta() overwrites it
         if cross is not None:
             model, crossed = fold_cross_model(
                 model, cross, cross_type, spool, allow_lossy=allow_lossy, show_progress=show

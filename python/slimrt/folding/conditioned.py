@@ -107,7 +107,7 @@ class Conditioned:
             return np.zeros(0)
         rows = self._residuals[:, :rank]
         rounding = Plane(rank, 1, residual_type).round(rows) - np.ascontiguousarray(rows)
-        # rho' is the small difference of two float32 sums of v's size
+        # rho' is the small difference of two float32 sums of the size of v, whose rounding adds noise too
         basis = self.basis[:, :rank]
         size = noise.energy(self.v @ basis.astype(np.float32))
         sums = size * noise.of_sum(self.sample.weights.attention.d)
@@ -167,7 +167,7 @@ class Conditioned:
 
 
 class KrReader(Reader):
-    """K and a residual; V = k^ W' + rho^ B'."""
+    """Mode k+r: K and a residual; V = k^ W' + rho^ B' with B' = sigma B^T."""
 
     mode = "k+r"
 

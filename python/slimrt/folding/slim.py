@@ -41,7 +41,7 @@ class SlimRow:
         return np.asarray(self.sample.row_of(window.k, window.v) / self.scales.astype(np.float32), np.float32)
 
     def round(self, rows: np.ndarray) -> NDArray[np.float32]:
-        """Rows as they read back."""
+        """Rows float32 [n, e_k] as they read back."""
         ends = np.cumsum([part.width for part in self._parts])
         columns = np.split(rows, ends[:-1], axis=1)
         return np.concatenate([part.round(of) for part, of in zip(self._parts, columns, strict=True)], axis=1)

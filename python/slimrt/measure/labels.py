@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, bottom, right, top, in pixels
 
-_RADII = (6, 12, 18, 27, 38, 52)  # points from a mark to its label
+_RADII = (6, 12, 18, 27, 38, 52)  # distances of a label from its mark in points, tried in this order
 _ANGLES = (45, 0, -45, 90, -90, 135, -135, 180)  # degrees, in order of preference
 _LEADER = 12  # points; labels farther away get a leader line
 _MARK = 4  # radius of a mark in points

@@ -29,7 +29,7 @@ from slimrt.runtime.kinds import continues_texts
 from slimrt.runtime.runtime import Runtime, load
 from slimrt.runtime.session import Session, TokenIds, append_together, as_ids
 
-WINDOW = 512  # tokens, unless the model was trained on fewer
+WINDOW = 512  # default window in tokens, unless the model was trained on fewer
 _SEQUENCES = 8  # windows decoded together by default
 _KEPT_BYTES = 256 << 20  # most bytes of the reference's logits that are kept for comparison with the other caches
 _N_BATCH = 512
@@ -79,7 +79,7 @@ def compare_caches(
         WontFitError: the caches do not fit at the same time.
         Others as slimrt.Model.
     """
-    resolve_device(device)  # before anything slow
+    resolve_device(device)  # checked before anything slow
     source = ModelSource.of(path, progress)
     continues_texts(source)
     given = [one if isinstance(one, CacheChoice) else CacheChoice.of(one) for one in caches]

@@ -201,7 +201,7 @@ def written_gguf(path: Path, model: ModelData, *, show_progress: bool) -> Iterat
 def _write(writer: GGUFWriter, model: ModelData, n_bytes: int, show_progress: bool) -> None:
     for key, value in model.metadata.items():
         empty = value.type in (GGUFValueType.ARRAY, GGUFValueType.STRING) and not value.value
-        if key != "general.architecture" and not empty:  # the writer has the one and refuses the other
+        if key != "general.architecture" and not empty:  # the writer adds that key itself, and refuses empty values
             writer.add_key_value(key, value.value, value.type, value.sub_type)
     for tensor in model.tensors.values():
         writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, tensor.type)

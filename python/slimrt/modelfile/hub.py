@@ -80,7 +80,7 @@ def located(path: str | os.PathLike[str], show_progress: bool | None = None) -> 
         FileNotFoundError: a name without "hf://" whose first part is a local folder.
         ValueError: "hf://" without the name of a repository; or a path that is not UTF-8, which the engine requires.
     """
-    text = re.sub("^hf:/+", "hf://", os.fspath(path))  # Path makes one slash of two
+    text = re.sub("^hf:/+", "hf://", os.fspath(path))  # a Path has only one of the two slashes
     if Path(text).exists():
         check_utf8(text)
         return Path(text)

@@ -58,7 +58,7 @@ def read_model(source: Path, *, keep_fold: bool = False, named: Collection[str] 
         raise UnsupportedError(f"{source}: slimrt.format_version is {version}; this slimrt reads {FORMAT_VERSION}")
     core.plan(
         str(source), n_ctx=1, cache=core.baseline(str(source))
-    )  # refuses the sizes that loading refuses, before they are believed
+    )  # validates the file's sizes, as loading does, before they are used
     if keep_fold:
         return model, []
     metadata = {

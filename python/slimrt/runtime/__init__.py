@@ -1,1 +1,1 @@
-"""A loaded model: its engine, its sessions, and what is folded while it is loaded."""
+"""Loaded models: engine, sessions, folding at load."""

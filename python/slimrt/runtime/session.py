@@ -194,7 +194,8 @@ class Session(Closing):
         common = common_length(self._tokens, ids[:-1])
         with self.runtime.use() as engine:
             self._agree(engine)
-            if common < self.length and not engine.can_truncate(self.sequence, common):  # rows behind a window are gone
+            # with a sliding window the rows that a shorter sequence needs may be freed already
+            if common < self.length and not engine.can_truncate(self.sequence, common):
                 common = 0
         self.cut(common)
         return list(ids[common:])
@@ -277,7 +278,7 @@ def append_together(
     all_logits: bool = False,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> NDArray[np.float32]:
-    """One step of the engine for several sessions; logits as Engine.append."""
+    """Append tokens to several sessions in one step of the engine; logits as Engine.append."""
     _make_room(runtime, items)
     with runtime.use() as engine:
         for session, _ in items:
