@@ -271,8 +271,8 @@ class Model(OpenAIMethods, Closing):
 
         Raises:
             ModelFormatError: not a session file, damaged, or of another model file or cache.
-            ContextOverflowError: it holds more tokens than n_ctx, or it was truncated from a text of more than n_ctx
-                tokens whose rows had aged.
+            ContextOverflowError: it holds more tokens than n_ctx, or it was truncated from a longer text and has more
+                aged rows than a text of n_ctx tokens can have.
             UnsupportedError: the model has an encoder.
         """
         continues_texts(self._runtime.source)
