@@ -1,1 +1,1 @@
-"""Tokens chosen one after the other: options, sampling, beams, and the scheduler of their steps."""
+"""Generation of tokens: options, sampling, beam search, speculative decoding, and the scheduler of steps."""

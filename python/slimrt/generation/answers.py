@@ -1,4 +1,4 @@
-"""Several answers to one prompt, which is computed once; and the likeliest ones that a beam search finds."""
+"""Several answers to one prompt, which is prefilled once: sampled ones, or the best of a beam search."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from slimrt.runtime.session import Session
 
 
 class Root:
-    """A prompt (ids) that several answers follow, computed once, by the first of them.
+    """A prompt (ids) shared by several answers. The first of them computes it.
 
     Attributes:
-        session: where it is computed; the last answer to begin goes on in it.
-        logits: of what follows, float32 (vocab,); None: not there yet.
+        session: holds the prompt's rows; every answer forks it, but for the last to begin, which takes it over.
+        logits: of the token after the prompt, float32 (vocab,); None: not computed yet.
     """
 
     def __init__(self, prompt: Sequence[int]):
@@ -31,14 +31,14 @@ class Root:
         self.session: Session | None = None
         self.logits: Logits | None = None
         self._computing = False
-        self._to_begin: weakref.WeakSet[Answer] = weakref.WeakSet()  # one that is cancelled before is gone
+        self._to_begin: weakref.WeakSet[Answer] = weakref.WeakSet()  # weak: answers may be cancelled before they begin
 
     def join(self, answer: Answer) -> None:
-        """Know of an answer."""
+        """Register an answer, so that the session is kept until it has begun."""
         self._to_begin.add(answer)
 
     def compute(self, answer: Answer) -> Task[int]:
-        """Return when the prompt is computed: how many of its tokens that answer did not have to."""
+        """Compute the prompt, or wait until another answer has; returns how many of its tokens this answer reused."""
         while self.logits is None:
             if self._computing:
                 yield Wait()
@@ -58,7 +58,7 @@ class Root:
         return len(self.prompt)
 
     def begin(self, answer: Answer) -> Session:
-        """A session for an answer."""
+        """A session with the prompt's rows, for an answer to continue."""
         assert self.session is not None
         self._to_begin.discard(answer)
         if self._to_begin:
@@ -67,24 +67,24 @@ class Root:
         return session
 
     def release(self, answer: Answer) -> None:
-        """Give up the session if no answer but this one is still to begin."""
+        """Free the session unless other answers are still to begin."""
         self._to_begin.discard(answer)
         if not self._to_begin and not self._computing:
             self.give_up()
 
     def give_up(self) -> None:
-        """Free the rows; an answer that is still to begin computes them again."""
+        """Free the rows; answers that are still to begin compute them again."""
         if self.session is not None:
             self.session.close()
         self.session = self.logits = None
 
 
 class Answer(DraftedRun):
-    """One of the texts that follow a prompt.
+    """One of several answers to a prompt.
 
     Args:
-        index: its place; the seed is that many above the call's.
-        root: the prompt's.
+        root: the prompt, shared by all answers.
+        index: of this answer; its seed is seed + index.
     """
 
     def __init__(self, runtime: Runtime, root: Root, index: int, options: Options, seed: int, called: float):
@@ -113,9 +113,10 @@ class Answer(DraftedRun):
 def answers(
     runtime: Runtime, prompts: Sequence[Sequence[int]], n: int, options: Options, seed: int, called: float
 ) -> list[list[Generation]]:
-    """n texts that follow each prompt (ids), which is computed once: each as it would be alone, with a seed of its own.
-    Those of a prompt are decoded together, n_seqs at a time. With beams the n likeliest, or as many as there are, and
-    prompts go together. Arguments and errors as Model.generate."""
+    """n answers to each prompt (ids), which is prefilled once; each answer is what it would be alone, with a seed of
+    its own. The answers to one prompt are decoded together, n_seqs at a time. With beams: the n most likely texts, or
+    all that the search finds if fewer, and all prompts are searched together. Arguments and errors as Model.generate.
+    """
     if whole("n", n) < 1:
         raise ValueError(f"n must be at least 1, got {n}")
     if options.num_beams > 1:

@@ -1,4 +1,4 @@
-"""The async twins: the same calls in a thread, stopped when their task is."""
+"""The async methods: the synchronous calls in a thread, stopped when the awaiting task is cancelled."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Result = TypeVar("Result")
 
 
 class _Cancelled(Exception):
-    """Raised inside the thread, between two steps."""
+    """Raised in the thread between two steps, to stop the work."""
 
 
 async def run_in_thread(generate: Callable[[GenerateOptions], Result], options: GenerateOptions) -> Result:
-    """Await generate(options)."""
+    """Await generate(options) in a thread; cancelling stops it after the current step."""
     cancelled = threading.Event()
     try:
         return await asyncio.to_thread(generate, _stopping(options, cancelled))
@@ -30,7 +30,7 @@ async def run_in_thread(generate: Callable[[GenerateOptions], Result], options: 
 async def iterate_in_thread(
     stream: Callable[[GenerateOptions], Stream], options: GenerateOptions
 ) -> AsyncIterator[str]:
-    """Iterate over stream(options)."""
+    """Iterate over stream(options) from a thread; leaving the loop stops it after the current step."""
     loop, queue, cancelled = asyncio.get_running_loop(), asyncio.Queue[str | None](), threading.Event()
 
     def work() -> None:
@@ -51,7 +51,7 @@ async def iterate_in_thread(
 
 
 def _stopping(options: GenerateOptions, cancelled: threading.Event) -> GenerateOptions:
-    """The options with an on_progress that also stops the work."""
+    """The options with an on_progress that also stops the work once `cancelled` is set."""
     on_progress = options.get("on_progress")
 
     def report(stage: str, done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""The likeliest texts that a beam search finds, from a prompt or beside a source."""
+"""Beam search for a text: after a prompt (decoder-only models) or from a source (encoder-decoders)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from slimrt.runtime.kinds import places
 
 
 def beam_places(run: Run) -> int:
-    """Sequences that search_beams takes for this run. Errors as places()."""
+    """How many of the engine's sequences search_beams uses for this run. Errors as places()."""
     n_prompt, limit = len(run.prompt), _limit(run)
     return places(run.runtime, run.options.num_beams, n_prompt + max(limit - 1, 0), shared=n_prompt)
 
 
 def _limit(run: Run) -> int:
-    """Tokens at most: as many as were asked for, and as the context holds, of which the last takes no row."""
+    """The most tokens to generate: max_tokens, but at most what the context holds (the last token needs no row)."""
     room = run.runtime.n_ctx - len(run.prompt) + 1
     return room if run.options.max_tokens < 0 else min(run.options.max_tokens, room)
 
 
 def search_beams(engine: Engine, run: Run, called: float) -> Task[list[Generation]]:
-    """Search for the text of a run, with its options; at most num_beams texts, best first.
+    """Beam search for the text of a run, with its options; at most num_beams texts, best first.
 
     Args:
-        called: time.perf_counter() when the user asked.
+        called: time.perf_counter() when the user called, for the time to first token.
     """
     options, prompt, limit = run.options, list(run.prompt), _limit(run)
 

@@ -1,4 +1,4 @@
-"""DRY's sequence breakers: from texts to the sequences of tokens that make them."""
+"""DRY's sequence breakers: from strings to the token sequences that spell them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _known: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[str, ...], _Breakers]] =
 
 
 def breaker_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> _Breakers:
-    """The sequences of tokens in which one of these texts is written; remembered, since all tokens are looked at.
+    """The token sequences that contain one of these strings. Cached, since it searches the whole vocabulary.
 
-    As in llama.cpp: each token whose text has it inside, alone; and each token that ends with its beginning, before
-    the tokens of the rest.
+    As in llama.cpp: each token that contains the string; and each token that ends with a prefix of the string, followed
+    by the tokens of the remaining characters.
     """
     of_tokenizer = _known.setdefault(tokenizer, {})
     key = tuple(texts)
@@ -34,7 +34,7 @@ def _sequences(tokenizer: Tokenizer, words: Sequence[bytes], text: str) -> Itera
 
 
 def _ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text as they follow others: without the space that SentencePiece puts before a text."""
+    """The ids of a text in the middle of another one: without the space that SentencePiece puts before a text."""
     wanted = text.encode()
     for before in ("", "\n"):
         ids = tokenizer.encode(before + text, add_special_tokens=False, parse_special=False)

@@ -1,6 +1,6 @@
-"""A smaller model of the same vocabulary, which goes on with texts faster than the one that they are for.
+"""Speculative decoding with a draft model: a smaller model of the same vocabulary proposes tokens.
 
-Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023. It proposes its likeliest tokens.
+Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023. Drafts are greedy.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class DraftModel(Guesser):
     """A loaded model that drafts for the texts of another.
 
     Args:
-        runtime: of the model that drafts, which is closed with this.
+        runtime: the draft model's; close() closes it.
 
     Attributes:
-        taken: bytes, of its file and beside it.
+        taken: bytes of memory, mapped weights included.
 
     Raises:
-        UnsupportedError: its rows age, so that they cannot be taken back.
+        UnsupportedError: a cache mode whose rows age, so that rejected drafts cannot be truncated.
     """
 
     def __init__(self, runtime: Runtime):
@@ -44,7 +44,7 @@ class DraftModel(Guesser):
         self._drafters: weakref.WeakSet[Drafter] = weakref.WeakSet()
 
     def info(self) -> dict[str, str | int]:
-        """name, n_ctx and bytes."""
+        """The draft model's name, n_ctx and bytes."""
         return {"name": self.runtime.source.name, "n_ctx": self.runtime.n_ctx, "bytes": self.taken}
 
     def __str__(self) -> str:
@@ -63,8 +63,8 @@ class DraftModel(Guesser):
 
     @contextmanager
     def begin(self, wishes: Sequence[Guess], n: int) -> Iterator[list[Going]]:
-        """What a text lacks is computed first; of what is long only a part, for all texts wait for it. Where there is
-        no room for all, the last ones go without."""
+        """Tokens that a drafter has not computed are computed first; of many only one batch a round, since all texts
+        wait for it. Texts for which the draft model's cache has no room get no drafts this round."""
         room, begun = list[tuple[int, int]](), list[Going]()
         budget = int(self.runtime.info["n_batch"])
         for wish in wishes:
@@ -89,8 +89,8 @@ class DraftModel(Guesser):
         return append_together(self.runtime, [(one.sequence, one.tokens) for one in going])
 
     def _of(self, drafter: Drafter, text: Sequence[int]) -> tuple[Session, list[int]]:
-        """The session of a text, and the tokens that it lacks: one that begins shares the rows of the text that begins
-        most alike, such as another answer to the same prompt."""
+        """The drafter's session, truncated to the common prefix with the text, and the tokens still to compute. A new
+        session forks the one with the longest common prefix, such as that of another answer to the same prompt."""
         session = drafter.session = drafter.session or Session.new(self.runtime)
         tokens = session.keep_common(text)
         if len(tokens) > BLOCK:
@@ -104,11 +104,11 @@ class DraftModel(Guesser):
 
 
 def load_draft(planner: Planner, target: Runtime, progress: bool | None) -> DraftModel:
-    """The model that drafts for a loaded one.
+    """Load the draft model of a loaded model.
 
     Args:
-        planner: of the target, which names it: the device, threads and sequences are the target's, and so is the
-            memory that it leaves.
+        planner: of the target model; it names the draft model. The draft model gets the same device, threads and
+            sequences, and the memory that the target leaves of the limit.
 
     Raises:
         UnsupportedError: as DraftModel. WontFitError and others: as slimrt.Model.

@@ -1,8 +1,8 @@
-"""Guesses at what a text goes on with, made by drafters and checked many at once by the model.
+"""Speculative decoding: draft tokens, verified several at a time by the model.
 
-A step over several guessed tokens costs little more than one over one token; each guess is kept while the sampler draws
-it itself, so that the text is the one without guesses. A drafter looks them up in the text (lookup), or has a smaller
-model go on with it (draft_model).
+A step over several drafted tokens costs little more than one over a single token. A draft is accepted while the sampler
+draws the same token from the model's own logits, so the text is the same as without drafts. Drafts come from the text
+itself (lookup) or from a smaller model (draft_model).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from slimrt.generation.parts import FEW
 from slimrt.generation.search import Append, Guess, Logits, Logprobs, Task
 from slimrt.modes import AGING
 
-_ROOM = 64  # tokens before the end of the context where nothing is guessed any more
+_ROOM = 64  # with fewer tokens of context left nothing is drafted
 
 
 class DraftedRun(Run):
-    """A text in the making with guesses, as many as pay by what steps take and how many were right."""
+    """A text generated with speculative decoding: with as many drafts as pay (odds.py, pace.py)."""
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -32,12 +32,12 @@ class DraftedRun(Run):
         if self._lookup is not None:
             self._lookup.extend(self.prompt)
         self._drafter: Drafter | None = None
-        self._known = 0
-        self._asked: Odds | None = None  # of the drafter whose guesses are checked now
-        self._guesses: deque[int] = deque()  # tokens that have rows and are not part of the text yet
-        self._ahead: deque[Logits] = deque()  # rows of logits that follow them, if they come true
+        self._known = 0  # tokens of the text that the lookup has seen
+        self._asked: Odds | None = None  # accept statistics of the draft model, if the current drafts are its
+        self._guesses: deque[int] = deque()  # drafts that have cache rows but are not accepted yet
+        self._ahead: deque[Logits] = deque()  # rows of logits after each of these drafts, used if it is accepted
         modes = {layer["mode"] for layer in self.runtime.info["layers"]}
-        self._may_guess = modes.isdisjoint(AGING)  # rows that have aged cannot be taken back
+        self._may_guess = modes.isdisjoint(AGING)  # aged rows cannot be truncated
         self._pace = loop_of(self.runtime).pace
 
     def _next(self, pending: Sequence[int]) -> Task[tuple[int, Logprobs | None]]:
@@ -51,7 +51,7 @@ class DraftedRun(Run):
         return self._chosen(self._ahead.popleft())
 
     def _guess(self, pending: Sequence[int]) -> Task[list[int]]:
-        """Guesses that are worth a step, for after these tokens that have no rows."""
+        """Draft tokens to follow `pending` (accepted tokens without rows); empty if drafting does not pay."""
         assert self.session is not None
         room = self.runtime.n_ctx - self.session.length - _ROOM
         if self.options.max_tokens > 0:  # the last token needs no guess
@@ -71,7 +71,7 @@ class DraftedRun(Run):
         return found
 
     def _looked_up(self, lookup: Lookup, most: int) -> list[int]:
-        """What the text says itself, as far as that pays where all texts that share the steps guess as much."""
+        """Drafts from the text itself: as many as pay if every text of the step drafts as many."""
         lookup.learn(self.tokens[self._known :])
         self._known = len(self.tokens)
         guesses = lookup.guess(most)
@@ -92,7 +92,7 @@ class DraftedRun(Run):
             self._guesses.popleft()
             n += 1
             self._learn(True)
-        for _ in range(n - 1):  # rows after tokens that a grammar has forced are not asked
+        for _ in range(n - 1):  # tokens forced by a grammar need no choice: their rows of logits are skipped
             self._ahead.popleft()
         if n < len(self._pending):
             if self._guesses:
@@ -106,7 +106,7 @@ class DraftedRun(Run):
             self._asked.learn(right)
 
     def _drop(self) -> None:
-        """Take back what was guessed and has not come."""
+        """Truncate the drafts that were not accepted."""
         assert self.session is not None
         if self._guesses:
             self.session.cut(self.session.length - len(self._guesses))

@@ -1,4 +1,4 @@
-"""Texts as vectors: what a model makes of their tokens, before its head."""
+"""Embeddings of texts: the final hidden states of their tokens, pooled."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def embed(runtime: Runtime, texts: Sequence[Sequence[int]], pooling: str | None,
 def embeddings(
     runtime: Runtime, texts: Sequence[Sequence[int]], pooling: str | None, normalize: bool
 ) -> list[Task[Vectors]]:
-    """The same as tasks, one a text, whose arguments are checked."""
+    """The same as one task for each text. The arguments are checked here, before any task runs."""
     if pooling not in POOLINGS:
         raise UnsupportedError(f"pooling {pooling!r} is not supported; supported: 'mean', 'last' and None")
     make = _encoded if require(runtime, "text", "t5", to="embed a text") == "t5" else _read
@@ -62,7 +62,7 @@ def _check(runtime: Runtime, text: Sequence[int], number: int) -> None:
 
 
 class _Pooled:
-    """States of tokens made into a vector, or kept with pooling None, as they come."""
+    """Pools the hidden states of a text as they are computed in pieces; pooling None keeps them all."""
 
     def __init__(self, pooling: str | None, normalize: bool):
         self._pooling, self._normalize = pooling, normalize
@@ -71,7 +71,7 @@ class _Pooled:
         self._n = 0
 
     def add(self, states: Vectors) -> None:
-        """States (tokens, d_model) of the next tokens."""
+        """Add hidden states (tokens, d_model) of the next tokens."""
         self._n += len(states)
         if self._pooling == "mean":
             self._sum = self._sum + states.sum(axis=0, dtype=np.float64)
@@ -79,14 +79,14 @@ class _Pooled:
             self._kept = [states[-1:].copy()] if self._pooling == "last" else [*self._kept, states.copy()]
 
     def result(self) -> Vectors:
-        """(d_model,), or (tokens, d_model)."""
+        """The pooled vector (d_model,), or with pooling None the states (tokens, d_model)."""
         found = self._sum / self._n if self._pooling == "mean" else np.concatenate(self._kept)
         vectors = np.asarray(found[0] if self._pooling == "last" else found, np.float32)
         return _of_length_one(vectors) if self._normalize else vectors
 
 
 def _read(runtime: Runtime, text: Sequence[int], pooled: _Pooled) -> Task[Vectors]:
-    """Of the states that the head reads."""
+    """Embed with a decoder-only model: pools the states that the head reads."""
     with Session.new(runtime) as session:
         session.replaceable = True
         while text:
@@ -97,7 +97,7 @@ def _read(runtime: Runtime, text: Sequence[int], pooled: _Pooled) -> Task[Vector
 
 
 def _encoded(runtime: Runtime, text: Sequence[int], pooled: _Pooled) -> Task[Vectors]:
-    """Of the encoder's output."""
+    """Embed with an encoder-decoder: pools the encoder's output."""
     engine = Sequences(runtime)
     sequence = engine.new_sequence()
     try:
@@ -108,6 +108,6 @@ def _encoded(runtime: Runtime, text: Sequence[int], pooled: _Pooled) -> Task[Vec
 
 
 def _of_length_one(vectors: Vectors) -> Vectors:
-    """Divided by their Euclidean norms; zeros stay."""
+    """Each vector divided by its Euclidean norm; zero vectors stay zero."""
     norms = np.sqrt(np.sum(np.square(vectors, dtype=np.float64), axis=-1, keepdims=True))
     return np.asarray(vectors / np.where(norms > 0, norms, 1), np.float32)

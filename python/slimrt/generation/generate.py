@@ -1,4 +1,4 @@
-"""From a prompt to text: a text as a task of the scheduler, with stop strings; a stream of its pieces."""
+"""Generation of one text after a prompt, as a task of the scheduler, with stop strings; and streams of text."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from slimrt.tokenizer.tokenizer import Tokenizer
 
 
 class Run:
-    """One text in the making.
+    """One text being generated.
 
     Attributes:
-        drafted, accepted: tokens that were guessed, and those of them that came true.
-        key: whose text it is: with cache_prompt rows of texts of the same key are taken, and left for them.
+        drafted, accepted: numbers of draft tokens, and of those that were accepted (speculative decoding).
+        key: the owner's name; cache_prompt reuses and leaves rows only among texts with the same key.
 
     Args:
         prompt: ids, checked.
         session: a session to continue in; None: one of its own, which ends with the run.
-        called: time.perf_counter() when the user asked.
+        called: time.perf_counter() when the user called.
 
     Raises:
         ContextOverflowError: the prompt does not fit the context.
@@ -97,7 +97,7 @@ class Run:
         self._rows = self._skipped = 0
 
     def task(self) -> Task[Generation]:
-        """Make the text; take() has the pieces that may be shown."""
+        """Generate the text; meanwhile take() returns the pieces that may be shown."""
         try:
             self._pending = yield from self._begin()
             yield from self.sources(self.session)
@@ -110,7 +110,7 @@ class Run:
                 except ContextOverflowError:
                     if not self.tokens:
                         raise
-                    self._finish("context")  # others hold the rows that the next token needs
+                    self._finish("context")  # other sequences hold the rows that the next token needs
                     break
                 self._accept(token, logprobs)
                 self._count()
@@ -119,17 +119,17 @@ class Run:
         return self.result()
 
     def take(self) -> str:
-        """The text that may be shown and has not been taken yet."""
-        begin, self._n_taken = self._n_taken, len(self._text)  # another thread may add to it
+        """The text that may be shown and has not been taken yet (what may begin a stop string is held back)."""
+        begin, self._n_taken = self._n_taken, len(self._text)  # the thread that computes may append meanwhile
         return "".join(self._text[begin : self._n_taken])
 
     @property
     def logprobs(self) -> Sequence[TokenLogprob]:
-        """Of the tokens so far; none unless they were asked for."""
+        """Of the tokens so far; empty unless options.logprobs asks for them."""
         return self._logprobs
 
     def _begin(self) -> Task[list[int]]:
-        """Take a sequence; returns what is to be computed first."""
+        """Take a sequence; returns the tokens of the prompt that it has no rows of."""
         yield from ()
         self.session = self.session or self.begin_session()
         self.session.lend(self)
@@ -138,18 +138,18 @@ class Run:
         return pending
 
     def begin_session(self) -> Session:
-        """A session for the prompt, with what others have left of it."""
+        """A new session for the prompt, with cached rows of a common prefix if there are any."""
         found = prefixes_of(self.runtime).take(self.prompt, self.key) if self.options.cache_prompt else None
         session = found or Session.new(self.runtime)
         session.replaceable = True
         return session
 
     def sources(self, sequence: Any) -> Sequence[Encode]:
-        """What an encoder reads into this sequence first; nothing of a model that continues texts."""
+        """The sources that an encoder reads first for this sequence; none in decoder-only models."""
         return ()
 
     def _end(self) -> None:
-        """Let the sequence go, unless it is the user's."""
+        """Release the session, unless it is the user's."""
         if self.session is not None:
             self._held = self.session.length
             if self.session.text is self:
@@ -162,7 +162,7 @@ class Run:
                 self.session = None
 
     def _next(self, pending: Sequence[int]) -> Task[tuple[int, Logprobs | None]]:
-        """The choice that follows these tokens; with a logits_processor its logprobs are still the model's own."""
+        """Compute `pending` and choose the next token; logprobs are the model's own, before a logits_processor."""
         n_logprobs = self.options.logprobs
         if self.options.logits_processor is None:
             choice: tuple[int, Logprobs | None] = yield Decode(
@@ -173,13 +173,13 @@ class Run:
         return self._chosen(logits)
 
     def _chosen(self, logits: NDArray[np.float32]) -> tuple[int, Logprobs | None]:
-        """The choice from a row (vocab,)."""
+        """The token chosen from a row of logits (vocab,), and its logprobs if asked for."""
         token = self._sampler.sample(self._processed(logits, self.tokens), MASKS.wait(self._coming))
         n_logprobs = self.options.logprobs
         return token, core.token_logprobs(logits, token, n_logprobs) if n_logprobs else None
 
     def _accept(self, token: int, logprobs: Logprobs | None) -> None:
-        """Continue with a token."""
+        """Append a chosen token, or end the text with it."""
         if self.options.max_tokens == 0:
             return self._finish("length")
         if token in self.ends:
@@ -192,8 +192,8 @@ class Run:
             self._follow(self._matcher)
 
     def _follow(self, matcher: Matcher) -> None:
-        """Go on with the tokens that the grammar forces, which cost no choice (unless their logprobs are wanted), and
-        have it found out which ones may follow."""
+        """Append the tokens that the grammar forces, which need no sampling (unless logprobs are asked for), and begin
+        the mask of the next token."""
         for token in matcher.forced() if not self.options.logprobs and self.finish_reason is None else ():
             if self.finish_reason is None:
                 self._add(token)
@@ -201,7 +201,7 @@ class Run:
             self._coming = MASKS.begin(matcher)
 
     def _add(self, token: int) -> None:
-        """Put a token at the end of the text, and see whether it ends there."""
+        """Append a token, and end the text if a stop string, the grammar, max_tokens or the context says so."""
         self.tokens.append(token)
         self._pending.append(token)
         self._sampler.accept([token])
@@ -222,8 +222,8 @@ class Run:
             self._finish("context")
 
     def _shift(self) -> bool:
-        """Make room in a full context, if that is wanted and there is something to drop: what stays is computed again,
-        as a prompt is."""
+        """Drop the older half of a full context behind the first n_keep tokens, with on_overflow="shift"; the rest is
+        computed again, like a prompt. False: not asked for, or nothing to drop."""
         if self.options.on_overflow != "shift" or self.session is None:
             return False
         n_keep, n_prompt = self.options.n_keep, len(self.prompt)
@@ -240,7 +240,7 @@ class Run:
         return True
 
     def _count(self) -> None:
-        """Note what the steps took, and tell who wants to know."""
+        """Add up what the steps took, and call on_progress."""
         seconds, rows, skipped = self.meter.take()
         if self._ttft == 0.0:
             self._prefill_seconds += seconds
@@ -253,7 +253,7 @@ class Run:
             self.options.on_progress("decode", len(self.tokens), self.options.max_tokens)
 
     def result(self) -> Generation:
-        """What there is so far."""
+        """The Generation so far."""
         held = self.session.length if self.session is not None else self._held
         layers, cross = self.runtime.info["layers"], self.runtime.info.get("cross")
         per_token = sum(layer["bytes_per_token"] for layer in layers)
@@ -286,14 +286,14 @@ class Run:
         )
 
     def adjusted(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float32]:
-        """A copy of logits (vocab,) after these tokens, changed by the processor and the biases: for beams."""
+        """A copy of logits (vocab,) after these tokens with logits_processor and biases applied, for beam search."""
         logits = self._processed(logits, tokens).copy()
         for token, bias in self.options.biases(self.ends).items():
             logits[token] += bias
         return logits
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of tokens that follow the prompt; "" without a tokenizer."""
+        """The text of tokens after the prompt; "" without a tokenizer."""
         if self._tokenizer is None:
             return ""
         detokenizer = self._new_detokenizer(self._tokenizer)
@@ -303,7 +303,7 @@ class Run:
         return tokenizer.detokenizer(self.prompt, skip_special_tokens=True, shown=self.options.show_tokens)
 
     def _processed(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits (vocab,) after these tokens, as the logits_processor changes them."""
+        """Logits (vocab,) after these tokens, changed by the logits_processor if there is one."""
         if self.options.logits_processor is None:
             return logits
         ids = [*self.prompt, *tokens]
@@ -324,7 +324,7 @@ class Run:
         self._text.append(self._filter.feed(text))
 
     def _finish(self, reason: str) -> None:
-        """End for this reason; what was held back is shown."""
+        """End for this reason; text that was held back as a possible stop string is shown."""
         self.finish_reason = reason
         if self._detokenizer:
             self._show(self._detokenizer.flush())
@@ -335,15 +335,16 @@ class Run:
 
 
 def run_texts(runtime: Runtime, runs: Sequence[Run], options: Options) -> list[Generation]:
-    """The texts of runs, made together."""
+    """Generate several texts together; results in order."""
     loop, call = loop_of(runtime), Call.of(options.on_progress)
     return loop.results([loop.submit(run.task(), call=call, meter=run.meter) for run in runs])
 
 
 class Stream(Closing, Iterator[str]):
-    """Pieces of text as they are generated; `result` is the Generation so far, complete after the last piece.
+    """Iterator over the pieces of a text as they are generated.
 
-    Close it (or use it as a context manager) to stop early and free its part of the cache.
+    `result` is the Generation so far, complete after the last piece. Close the stream (or use it as a context manager)
+    to stop early and free its part of the cache.
     """
 
     def __init__(self, runtime: Runtime, run: Run):

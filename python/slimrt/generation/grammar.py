@@ -1,7 +1,7 @@
-"""Texts held to a grammar: JSON schemas, Lark, GBNF, regular expressions, choices; by llguidance (extra `grammar`).
+"""Constrained decoding: JSON schemas, Lark, GBNF, regular expressions, choices; by llguidance (extra `grammar`).
 
-A Grammar is compiled before anything is computed; each text has a Matcher, which says before each token which ones may
-come, and which must.
+A Grammar is compiled before anything is computed. Each text has a Matcher, which gives before each token the mask of
+allowed tokens, and the tokens that are forced.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 CONSTRAINTS = ("grammar", "json_schema", "regex", "choice")
-"""The options that hold a text to something; one at a time."""
+"""The options that constrain a text; only one at a time."""
 
 MAX_TEXT = 1 << 18
 """Characters of a grammar; each takes up to about a microsecond to compile."""
 
 MAX_RULES = 500
-"""Rules of a grammar, or references of a schema: llguidance descends along them, some 4 kB of the stack each, and what
-does not fit ends the process."""
+"""Rules of a grammar, or references of a schema: llguidance recurses along them with some 4 kB of stack each, and an
+overflow ends the process."""
 
-# Between the tokens of JSON nothing, a blank, or a new line and its indentation, as whoever writes JSON lays it out. A
-# model that may write any white space at all can do so until the context is full.
+# White space between the tokens of JSON: none, one blank, or a newline with its indentation, as JSON is usually laid
+# out. With arbitrary white space allowed a model can write it until the context is full.
 _JSON_RULES = {"whitespace_pattern": r"( |\n[ \t]{0,40})?", "lenient": False}
 _MAX_LEXER_STATES = 20_000  # up to 2 kB each
 
-_KEPT, _KEPT_TEXT = 32, 1 << 18  # compiled grammars, and characters of these: each has up to some 100 bytes of memory
+_KEPT, _KEPT_TEXT = 32, 1 << 18  # compiled grammars kept, and their characters: each takes up to some 100 bytes
 
-_PROBE = "\x02"  # what is encoded behind it stands in the middle of a text
+_PROBE = "\x02"  # text encoded after it is tokenised as in the middle of a text
 
 
 def _library(module: str) -> Any:
-    """llguidance, or a module of it. UnsupportedError: it is missing."""
+    """Import llguidance or a module of it. UnsupportedError: it is not installed."""
     try:
         return import_module(module)
     except ImportError:
@@ -54,40 +54,41 @@ def _library(module: str) -> Any:
 
 
 class _Tokens:
-    """A model's tokens, as llguidance asks for them. It keeps this, so this knows of nothing that keeps it."""
+    """The tokenizer interface that llguidance asks for. llguidance keeps this object, so it must refer to the tokenizer
+    weakly: a cycle through it would never be freed."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer, n_vocab: int):
-        self._tokenizer = weakref.proxy(tokenizer)  # which may go, and this with it
+        self._tokenizer = weakref.proxy(tokenizer)
         control = tokenizer.vocabulary.control
         self.tokens = [_marked(tokenizer.token_bytes(id), id in control) for id in range(n_vocab)]
         self.special_token_ids = sorted(id for id in control if id < n_vocab)
         self.ends = sorted(id for id in tokenizer.eog_ids if id < n_vocab)
-        if not self.ends:  # one that the model cannot choose
+        if not self.ends:  # llguidance needs one: an id beyond the logits, which is never chosen
             self.ends = [n_vocab]
             self.tokens.append(b"\xffend")
         self.eos_token_id = self.ends[0]
         self._before = tokenizer.encode(_PROBE, False, False)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The ids of a text in the middle of another one."""
+        """The ids of a text as in the middle of another one."""
         text = text if isinstance(text, str) else text.decode()
         ids: list[int] = self._tokenizer.encode(_PROBE + text, False, False)
         return ids[len(self._before) :]
 
 
 class Vocabulary:
-    """A model's tokens as a trie; building it takes a second for 150,000. Grammars are compiled for one.
+    """A model's tokens as llguidance's trie, which takes a second to build for 150,000. Grammars are compiled for one.
 
     Args:
         n_vocab: width of the model's logits.
 
     Attributes:
-        ends: the ids that end a text.
-        ends_unseen: the only one is n_vocab, which no model chooses: the vocabulary has none.
-        words: of 32 bits, in a mask.
+        ends: ids of the end-of-generation tokens.
+        ends_unseen: the vocabulary has no such token, so `ends` is n_vocab, which no model chooses.
+        words: 32-bit words of a mask.
 
     Raises:
         UnsupportedError: llguidance is missing.
@@ -109,12 +110,12 @@ class Vocabulary:
         return self._tokens[id]
 
     def ids_of(self, data: bytes) -> list[int]:
-        """Tokens that spell these bytes."""
+        """Tokens whose bytes are `data`."""
         ids: list[int] = self._trie.tokenize_bytes(data)
         return ids
 
     def begin(self, source: str) -> LLMatcher:
-        """A matcher at the beginning of a grammar, to be copied. GrammarError: it is wrong, or cannot be enforced."""
+        """A matcher at the start of a grammar, to be copied. GrammarError: it is wrong, or cannot be enforced."""
         found = self._begun.pop(source, None)
         if found is None:
             wrong, words = self._new.validate_grammar_with_warnings(source, self._trie, limits=self._limits)
@@ -123,14 +124,14 @@ class Vocabulary:
             found = self._new(self._trie, source, log_level=0, limits=self._limits)
             if found.is_error():
                 raise GrammarError(_for_people(found.get_error()))
-        self._begun[source] = found  # the last one now
+        self._begun[source] = found  # moved to the end: the most recently used
         while len(self._begun) > 1 and (len(self._begun) > _KEPT or sum(map(len, [*self._begun])) > _KEPT_TEXT):
             self._begun.pop(next(iter(self._begun)), None)
         return found
 
 
 def _marked(data: bytes, control: bool) -> bytes:
-    """The bytes of a token as llguidance wants them: no text spells one that begins with 0xff."""
+    """Control tokens are prefixed with 0xff, which no UTF-8 text has: llguidance's convention."""
     return b"\xff" + data if data and control else data
 
 
@@ -138,7 +139,7 @@ _vocabularies: weakref.WeakKeyDictionary[Tokenizer, Vocabulary] = weakref.WeakKe
 
 
 def vocabulary_of(tokenizer: Tokenizer, n_vocab: int) -> Vocabulary:
-    """That of a model, built at the first call. UnsupportedError: llguidance is missing."""
+    """The Vocabulary of a model, built at the first call. UnsupportedError: llguidance is missing."""
     found = _vocabularies.get(tokenizer)
     if found is None or found.n_vocab != n_vocab:
         found = _vocabularies[tokenizer] = Vocabulary(tokenizer, n_vocab)
@@ -146,13 +147,13 @@ def vocabulary_of(tokenizer: Tokenizer, n_vocab: int) -> Vocabulary:
 
 
 class Grammar:
-    """What texts are held to, compiled for a vocabulary.
+    """A grammar compiled for a vocabulary.
 
     Args:
-        source: as llguidance reads it (see source_of).
+        source: in llguidance's syntax (see source_of).
 
     Raises:
-        GrammarError: it is wrong, too large, or has what cannot be enforced; it names that.
+        GrammarError: it is wrong, too large, or has a part that cannot be enforced, which is named.
     """
 
     def __init__(self, vocabulary: Vocabulary, source: str):
@@ -163,15 +164,15 @@ class Grammar:
         self.vocabulary, self._begun = vocabulary, vocabulary.begin(source)
 
     def matcher(self) -> Matcher:
-        """For one text, at its beginning."""
+        """A matcher for a new text, at the start of the grammar."""
         return Matcher(self.vocabulary, self._begun.deep_copy())
 
 
 class Matcher:
-    """How far a text has come in its grammar.
+    """The state of one text in its grammar.
 
     Raises, from each of its methods:
-        GrammarError: a token that may not come, or a step that would take more work than is allowed.
+        GrammarError: a token that is not allowed, or a step that exceeds llguidance's limits.
     """
 
     def __init__(self, vocabulary: Vocabulary, state: LLMatcher):
@@ -180,11 +181,11 @@ class Matcher:
 
     @property
     def is_free(self) -> bool:
-        """Whether any token may come, so that there is no mask."""
+        """Whether any token is allowed, so that no mask is needed."""
         return False
 
     def mask(self) -> NDArray[np.uint32]:
-        """Bits (words,) of the tokens that may come, as core.Sampler reads them, until the next call."""
+        """Bits (words,) of the allowed tokens, as core.Sampler reads them; valid until the next call."""
         self._state.unsafe_compute_mask_ptr(self._words.ctypes.data, self._words.nbytes)
         self._check()
         if self._vocabulary.ends_unseen:
@@ -193,12 +194,12 @@ class Matcher:
         return self._words
 
     def accept(self, token: int) -> None:
-        """Go on with a token that may come."""
+        """Advance by an allowed token."""
         self._state.consume_token(token)
         self._check()
 
     def forced(self) -> list[int]:
-        """The tokens that must come now, whatever the model says; they are still to be accepted."""
+        """The tokens that must come next, whatever the model's logits are; they are not accepted yet."""
         tokens = self._state.compute_ff_tokens()
         self._check()
         return [token for token in tokens if token not in self._vocabulary.ends]
@@ -214,7 +215,7 @@ class Matcher:
         return self._state.is_stopped()
 
     def copy(self) -> Matcher:
-        """Another one that has come as far."""
+        """An independent matcher in the same state."""
         return Matcher(self._vocabulary, self._state.deep_copy())
 
     def _check(self) -> None:
@@ -223,7 +224,7 @@ class Matcher:
 
 
 def compile_grammar(tokenizer: Tokenizer, n_vocab: int, **constraint: Any) -> Grammar:
-    """The grammar of one of CONSTRAINTS, given by name as source_of takes it.
+    """Compile a constraint, given by its name in CONSTRAINTS and a value as in source_of, or a Grammar.
 
     Raises:
         UnsupportedError: llguidance is missing. Others as source_of and Grammar.
@@ -239,14 +240,14 @@ def compile_grammar(tokenizer: Tokenizer, n_vocab: int, **constraint: Any) -> Gr
 
 
 def source_of(name: str, value: Any) -> str:
-    """A constraint as llguidance reads it.
+    """A constraint in llguidance's syntax.
 
     Args:
-        name, value: "json_schema": a mapping, or JSON. "grammar": Lark's or GBNF's text. "regex": the text of Rust's.
-            "choice": texts.
+        name, value: "json_schema": a mapping, or JSON text. "grammar": Lark or GBNF text. "regex": in the syntax of
+            Rust's regex crate. "choice": a sequence of texts.
 
     Raises:
-        GrammarError, TypeError: a value that is none of these.
+        GrammarError, TypeError: the value is none of these.
     """
     if name == "json_schema":
         return json.dumps({"grammars": [{"json_schema": json_rules(value)}]})
@@ -264,12 +265,12 @@ _DELIMITED = re.compile(r"\\.|[/\n]", re.DOTALL)
 
 
 def _in_delimiters(found: re.Match[str]) -> str:
-    """A part of a regular expression as it stands between slashes, on one line; what is escaped already stays so."""
+    """A part of a regular expression, escaped to stand between slashes on one line; escapes stay as they are."""
     return {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(found[0], found[0])
 
 
 def json_rules(schema: Any) -> dict[str, Any]:
-    """A JSON schema (a mapping, true, or JSON) as llguidance reads it. GrammarError: it is none."""
+    """A JSON schema (a mapping, true, or JSON text) in llguidance's syntax. GrammarError: it is not a schema."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -289,13 +290,13 @@ def json_rules(schema: Any) -> dict[str, Any]:
 
 
 def quoted(text: str) -> str:
-    """A text as a literal of a Lark grammar. GrammarError: it cannot be one."""
+    """A text as a literal of a Lark grammar. GrammarError: it is not valid Unicode."""
     _check_unicode(text)
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")  # which Lark's literals cannot have
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")  # Lark literals must not contain it raw
 
 
 def _check_unicode(text: str) -> None:
-    """GrammarError: a lone surrogate, which no text that is generated has."""
+    """GrammarError: the text has a lone surrogate, which can never be generated."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -303,7 +304,7 @@ def _check_unicode(text: str) -> None:
 
 
 def _choices(value: Any) -> Sequence[str]:
-    """Raises GrammarError, TypeError."""
+    """Check the value of `choice`. Raises GrammarError, TypeError."""
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
         raise TypeError(f"choice must be a sequence of texts, got {value!r}")
     if not value or "" in value:
@@ -312,7 +313,7 @@ def _choices(value: Any) -> Sequence[str]:
 
 
 def _lark(text: str) -> str:
-    """A grammar as Lark; GBNF is what defines rules with ::=. GrammarError: it is no GBNF."""
+    """A grammar in Lark; text with ::= is taken for GBNF and converted. GrammarError: it is not valid GBNF."""
     _check_size("the grammar", "rules", text, ":")
     if text.lstrip().startswith("{"):
         raise GrammarError("the grammar is JSON: give Lark's or GBNF's text, or a schema as json_schema")
@@ -322,31 +323,32 @@ def _lark(text: str) -> str:
     text = _GBNF_PART.sub(_in_lark, text)
     try:
         return str(gbnf.any_to_lark(text))
-    except Exception as error:  # of several kinds
+    except Exception as error:  # llguidance raises several kinds
         raise GrammarError(f"not GBNF: {error}") from None
 
 
-# Of a GBNF: literals and classes (and comments, which may have halves of these), and codes of characters in them.
-# llguidance takes leading zeros off codes, so that "\u00e9ab" is U+E9AB, and knows none in literals.
+# Of a GBNF grammar: comments, literals and character classes; and the escapes in these. llguidance's converter drops
+# leading zeros of codes, so that "\u00e9ab" becomes U+E9AB, and knows no codes in literals.
 _GBNF_PART = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]', re.DOTALL)
 _CODE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 
 def _in_lark(part: re.Match[str]) -> str:
-    """A literal or a class as llguidance reads it; in classes it has operators that GBNF has not. GrammarError."""
+    """A literal or class with the escapes that llguidance reads. Its classes have the operators && and ~~, which are
+    plain characters in GBNF. GrammarError: as _in_class, _in_literal."""
     if part[0][0] != "[":
         return _CODE.sub(_in_literal, part[0])
     return _CODE.sub(_in_class, part[0]).replace("&&", r"&\x26").replace("~~", r"~\x7e")
 
 
 def _in_class(code: re.Match[str]) -> str:
-    """A character of a class. GrammarError: there is none with that code."""
+    """An escape in a character class. GrammarError: no character has that code."""
     letter = _letter(code)
     return code[0] if letter is None else letter if letter > "\xff" else f"\\x{ord(letter):02x}"
 
 
 def _in_literal(code: re.Match[str]) -> str:
-    """A character of a literal. GrammarError: there is none with that code, or it is a control character."""
+    """An escape in a literal. GrammarError: no character has that code, or it is a control character."""
     letter = _letter(code)
     if letter is None:
         return code[0]
@@ -361,7 +363,7 @@ _ESCAPED = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def _letter(code: re.Match[str]) -> str | None:
-    """None: it is no code but an escape. GrammarError: no character has it."""
+    """The character of a numeric escape; None: another escape. GrammarError: no character has that code."""
     digits = code[1] or code[2] or code[3]
     number = int(digits or "0", 16)
     if number > 0x10FFFF or 0xD800 <= number < 0xE000:
@@ -370,7 +372,7 @@ def _letter(code: re.Match[str]) -> str | None:
 
 
 def _check_size(what: str, parts: str, text: str, mark: str) -> None:
-    """GrammarError for more than can be compiled. mark: there is at least one in each part."""
+    """GrammarError: more than can be compiled. `mark` occurs at least once in each of the `parts`."""
     if len(text) > MAX_TEXT:
         raise GrammarError(f"{what} has {len(text)} characters; at most {MAX_TEXT} are compiled")
     if text.count(mark) > MAX_RULES:
@@ -378,7 +380,7 @@ def _check_size(what: str, parts: str, text: str, mark: str) -> None:
 
 
 def _for_people(message: str) -> str:
-    """What is wrong, without what only llguidance's authors need."""
+    """llguidance's error message without its backtrace and parser state."""
     if message.startswith("NoExtensionBias"):
         return "nothing can come: it refers to itself alone"
     return message.partition("<backtrace>")[0].partition("<state>")[0].strip() or "the grammar cannot be followed"

@@ -1,4 +1,4 @@
-"""Guesses at what texts go on with, by a model: of all texts that want some at once, in the same steps."""
+"""Drafts by a model, for all texts that want some, in batched steps."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from slimrt.generation.pace import Pace, Recent
 from slimrt.generation.search import Guess, Logits
 from slimrt.runtime.session import Session
 
-_PLAIN = 16  # one of so many rounds is left out, so that what a step takes without guesses is measured again
+_PLAIN = 16  # one round of 16 drafts nothing, so that the cost of a plain step is measured again
 
 
 @dataclass(eq=False)
 class Drafter:
-    """What guesses for one text.
+    """The draft state of one text.
 
     Args:
-        biases: what is added to logits of tokens there. ends: tokens that nothing follows.
-        key: whose text it is: with texts of the same key it may share rows.
+        biases: token -> value added to its draft logit. ends: end tokens, at which drafting stops.
+        key: owner of the text; rows are shared only among texts with the same key.
 
     Attributes:
-        session: in the guessing model, of the text as it was last gone on with, wrong guesses included.
+        session: in the draft model; it holds the text as last drafted, rejected tokens included.
     """
 
     biases: Mapping[int, float]
@@ -46,7 +46,7 @@ class Drafter:
 
 @dataclass
 class Going:
-    """A text that guesses are made for, at most so many. sequence: of the guessing model; tokens: that it lacks."""
+    """A text that is drafted for, by at most `most` tokens. sequence: in the draft model; tokens: still to compute."""
 
     wish: Guess
     sequence: Any
@@ -55,7 +55,7 @@ class Going:
     guesses: list[int] = field(default_factory=list)
 
     def take(self, logits: Logits) -> bool:
-        """Go on with the likeliest token of logits (vocab,), which it changes. False: there are enough guesses."""
+        """Add the likeliest token of logits (vocab,), to which it adds the biases. False: no more drafts are wanted."""
         for token, bias in self.wish.drafter.biases.items():
             if token < len(logits):
                 logits[token] += bias
@@ -68,14 +68,14 @@ class Going:
 
 
 class Guesser(ABC):
-    """Guesses for the texts of a model.
+    """A source of drafts for the texts of a model.
 
     Args:
-        n_tokens: of the vocabulary; logits may be wider, by other numbers in two models.
+        n_tokens: of the vocabulary; the logits of the two models may be padded to different widths.
 
     Attributes:
-        odds: of all guesses; of a new text nothing else is known.
-        steps: what a step of guesses for so many texts takes.
+        odds: accept statistics over all drafts, since of a new text nothing is known.
+        steps: by number of texts, the seconds of one draft step.
     """
 
     def __init__(self, n_tokens: int):
@@ -85,17 +85,17 @@ class Guesser(ABC):
         self._rounds = 0
 
     def drafter(self, biases: Mapping[int, float], ends: frozenset[int], key: str) -> Drafter:
-        """For one text."""
+        """The draft state of a new text."""
         return Drafter(biases, ends, key)
 
     def cost(self, n: int, n_texts: int, pace: Pace) -> float:
-        """How many times as long a step takes with n guesses for each of so many texts as without, these included."""
-        if not pace.alone:  # steps without guesses are measured first
+        """Duration of a step that drafts n tokens for each of n_texts and verifies them, in plain steps."""
+        if not pace.alone:  # plain steps are measured first
             return float("inf")
         return pace.cost(n * n_texts) + n * self.steps[n_texts].seconds / pace.alone
 
     def guess(self, wishes: Sequence[Guess], pace: Pace) -> list[list[int]]:
-        """What may follow each text, all of them in the same steps; nothing where that does not pay."""
+        """Drafts for each text, made in the same steps; empty where drafting does not pay."""
         found = {id(one): list[int]() for one in wishes}
         if able := [one for one in wishes if self.can_guess(one)]:
             self._rounds += 1
@@ -112,18 +112,18 @@ class Guesser(ABC):
 
     @abstractmethod
     def can_guess(self, wish: Guess) -> bool:
-        """Whether a text is one that it has guesses for."""
+        """Whether this source can draft for a text."""
 
     @abstractmethod
     def begin(self, wishes: Sequence[Guess], n: int) -> AbstractContextManager[list[Going]]:
-        """The texts as n guesses go on from them: without those that have to do without this time."""
+        """The texts ready for n drafts; texts that cannot be drafted for this time are left out."""
 
     @abstractmethod
     def append(self, going: Sequence[Going]) -> Logits:
-        """Compute the tokens that they lack; logits (texts, vocab) of what follows."""
+        """Compute the outstanding tokens of each; logits (texts, vocab) of the next ones."""
 
     def _go_on(self, going: Sequence[Going]) -> None:
-        """A token more for each, until all have theirs."""
+        """Draft one token a step for each text, until all have theirs."""
         while going:
             started = time.perf_counter()
             logits = self.append(going)[:, : self._n_tokens]

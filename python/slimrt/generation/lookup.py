@@ -1,7 +1,7 @@
-"""Guesses at what a text goes on with, looked up in itself.
+"""Drafts looked up in the text itself: prompt lookup decoding (Saxena, "Prompt Lookup Decoding", 2023).
 
-Text that repeats its prompt (code, quotes, tables) says what comes next: where its last tokens stood before, others
-followed (Saxena, "Prompt Lookup Decoding", 2023).
+In text that repeats its prompt (code, quotes, tables) the tokens that followed the latest n-gram at its last occurrence
+are likely to follow again.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 from slimrt.generation.odds import Odds
 
-_GRAMS = (3, 2)  # tokens that must have stood together before, the longer first
-_LIKELY = 0.2  # that what is found is right, until the text has shown it: one right one, and it pays
+_GRAMS = (3, 2)  # lengths of n-grams, tried in this order
+_LIKELY = 0.2  # accept rate assumed at first: low, so that drafting begins once one has been right
 
 
 class Lookup:
-    """Knows where each few tokens of a text stood last.
+    """The last position of each n-gram of a text.
 
     Attributes:
-        odds: of what it finds, seen of every token: whether it would have been right costs nothing to know.
+        odds: accept statistics. Every token counts, drafted or not, since looking it up costs nothing.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Lookup:
         self._after: dict[tuple[int, ...], int] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Tokens at the end of the text."""
+        """Append tokens to the text."""
         for token in tokens:
             for n in _GRAMS:
                 if len(self._tokens) >= n:
@@ -35,14 +35,14 @@ class Lookup:
             self._tokens.append(token)
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """The same of tokens that tell how often it is right."""
+        """Append tokens, and count whether each was predicted."""
         for token in tokens:
             for guess in self.guess(1):
                 self.odds.learn(guess == token)
             self.extend([token])
 
     def guess(self, most: int) -> list[int]:
-        """What followed when the last tokens stood there before; [] if they never did."""
+        """The tokens that followed the latest n-gram at its last occurrence; [] if there is none."""
         for n in _GRAMS:
             if (at := self._after.get(tuple(self._tokens[-n:]))) is not None:
                 return self._tokens[at : at + most]

@@ -1,10 +1,10 @@
-"""One loop for all callers of a model: tasks enter and leave at any step, and a step computes what all of them want.
+"""Continuous batching: one loop for all callers of a model. Tasks enter and leave at any step; a step serves them all.
 
-A sequence is its tokens, and rows are a cache of them: where the pool has no room the youngest text gives its rows up,
-and they are computed again later, so nothing is lost (preemption by recomputation: Kwon et al., "Efficient Memory
-Management for Large Language Model Serving with PagedAttention", 2023, section 4.5). Who waits for a task turns the
-crank for all; a server has a thread that does. Prompts beside others' texts are computed in pieces that take no longer
-than the texts may wait (Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference", 2024).
+Where the cache is full the youngest text gives up its rows, which are computed again later from its tokens (preemption
+by recomputation: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023,
+section 4.5). There is no worker thread: a thread that waits for its task computes steps for all tasks (a server has a
+thread that does). Prompts beside other callers' texts are prefilled in chunks, sized so that these do not wait too long
+(Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", 2024).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from slimrt.runtime.session import CLOSED
 
 
 class Loop:
-    """Steps of one model.
+    """The scheduler of one model's steps.
 
     Args:
-        engine: what computes them.
-        width: sequences that all running tasks may use at once; one that needs more runs alone.
+        engine: computes the steps.
+        width: sequences that all running tasks may use at once; a task that needs more runs alone.
         pace: how long texts wait for the prompts of others.
-        chooses: the engine finds the likeliest token of a row where the row is, which saves a copy of it.
+        chooses: for greedy texts the engine takes the argmax on the device, which saves copying the logits.
 
     Attributes:
-        room: who finds rows for his tokens.
+        room: finds cache rows for the tokens of a step.
     """
 
     def __init__(self, engine: Sequences, width: int, pace: Pace | None = None, chooses: bool = False):
@@ -52,7 +52,7 @@ class Loop:
         self._running: list[Ticket[Any]] = []
         self._order = 0
         self._changed = threading.Condition()
-        self._stepper: int | None = None  # the thread that computes a step
+        self._stepper: int | None = None  # the thread that computes a step now
         self._closed = False
 
     @property
@@ -80,9 +80,10 @@ class Loop:
 
         Args:
             needs: sequences that it uses at once.
-            on_step: called in the thread that computes, after each step that answered the task, and when it is done.
-            key: whose it is; of those who wait he comes first who has the fewest running, then whose call has.
-            eager: goes on whoever computes steps; else only while somebody waits for it.
+            on_step: called in the computing thread after each step that answered the task, and when the task is done.
+            key: its owner. Among waiting tasks the owner with the fewest running ones comes first, then the call with
+                the fewest sequences in use, then the oldest.
+            eager: it advances whenever any thread computes steps; else only while some thread waits for it.
 
         Raises:
             ValueError: the model is closed.
@@ -98,8 +99,8 @@ class Loop:
         return ticket
 
     def run(self, tasks: Iterable[tuple[int, Task[Result]]], call: Call | None = None) -> list[Result]:
-        """Run tasks, each with the sequences that it needs, together; their results in order. The first error of one
-        ends all of them. call: whose they are; None: of this one."""
+        """Run tasks, each given with the number of sequences it needs, together; results in order. The first error
+        ends all of them. call: that they belong to; None: a new one."""
         call = call or Call()
         tickets = [self.submit(task, needs=needs, call=call) for needs, task in tasks]
         return self.results(tickets)
@@ -115,12 +116,12 @@ class Loop:
             self.end(tickets)
 
     def wait(self, tickets: Sequence[Ticket[Any]], until: Callable[[], bool]) -> None:
-        """Return when `until` holds or all tickets are done; compute steps meanwhile, unless another thread does."""
+        """Return when until() is true or all tickets are done; compute steps meanwhile, unless another thread does."""
 
         def is_over() -> bool:
             return until() or all(one.done for one in tickets)
 
-        if self._stepper == threading.get_ident():  # called by a callback of a step: the others wait for this one
+        if self._stepper == threading.get_ident():  # within a callback of a step: only these tickets advance
             while not is_over():
                 self._step(tickets)
             return
@@ -131,7 +132,7 @@ class Loop:
             while not is_over():
                 with self._changed:
                     if self._stepper is not None:
-                        if not is_over():  # what a step changed is seen before its end is waited for
+                        if not is_over():  # checked again under the lock: the step may have just ended
                             self._changed.wait()
                         continue
                     self._stepper = threading.get_ident()
@@ -140,10 +141,10 @@ class Loop:
             with self._changed:
                 for one in tickets:
                     one.awaited -= 1
-                self._changed.notify_all()  # close() waits for that
+                self._changed.notify_all()  # close() waits until `awaited` is 0
 
     def step(self) -> bool:
-        """Compute a step of all that is wanted. False: nothing is, or another thread computes."""
+        """Compute one step for all tasks. False: there is nothing to compute, or another thread computes."""
         with self._changed:
             if self._stepper is not None:
                 return False
@@ -151,25 +152,27 @@ class Loop:
         return self._step_for_all()
 
     def end_cancelled(self) -> None:
-        """End what was cancelled without waiting for a step: streams that nobody holds any more."""
+        """End cancelled tasks without computing a step, such as streams that were garbage-collected."""
         if self._stepper != threading.get_ident() and any(one.cancelled for one in (*self._waiting, *self._running)):
             with self._engine.alone():
                 self._end_cancelled()
 
     def end(self, tickets: Sequence[Ticket[Any]], error: Exception | None = None) -> None:
-        """End tickets now, which frees their sequences; waits for a step under way. error: what they tell."""
+        """End tickets now, which frees their sequences; waits for a step under way. error: raised by their result()."""
         if all(one.done for one in tickets):
             return
         for one in tickets if error is None else ():
-            one.cancel()  # Ctrl-C may end this before the others are done with their step: the next one does it then
+            one.cancel()  # if Ctrl-C interrupts the wait for the lock below, the next step ends them
         with self._engine.alone():
             for one in tickets:
                 self._remove(one)
                 one.close(error)
 
     def close(self) -> None:
-        """Wait for all that somebody waits for, end the rest, and refuse what comes later. RuntimeError: in a callback
-        of a step, which would wait for itself."""
+        """Wait for the tasks that some thread waits for, end the others, and refuse new ones.
+
+        RuntimeError: called in a callback of a step, which would wait for itself.
+        """
         if self._stepper == threading.get_ident():
             raise RuntimeError("a callback must not close the model that calls it")
         with self._changed:
@@ -179,8 +182,8 @@ class Loop:
         self.end([*self._waiting, *self._running], ValueError("the model is closed"))
 
     def after_fork(self) -> None:
-        """In the child streams go on. Nobody waits for what other threads of the parent asked for, and what one of them
-        was computing is lost."""
+        """In the child process: streams continue. Tasks that other threads of the parent waited for are ended, and all
+        of them if a step was being computed."""
         at_work = self._stepper is not None
         self._changed, self._stepper = threading.Condition(), None
         for one in [one for one in (*self._waiting, *self._running) if at_work or one.awaited]:
@@ -219,15 +222,15 @@ class Loop:
             self._tell(one)
 
     def _end_closed(self, only: Sequence[Ticket[Any]] | None) -> None:
-        """Tell those whose session was closed, before it is an error of a step, and so everybody's."""
+        """Fail tasks whose session was closed, before the engine refuses it, which would fail the whole step."""
         for one in [one for one in self._running if _attended(one, only) and is_closed(one.wants)]:
             self._resume(one, ValueError(CLOSED))
 
     def _admit(self, only: Sequence[Ticket[Any]] | None) -> None:
-        """Begin tasks that wait, as far as there are sequences for them."""
+        """Begin waiting tasks, as far as there are sequences for them."""
         while True:
             of_key, of_call = Counter(one.key for one in self._running), Counter[Call]()
-            for one in self._running:  # a stream that nobody reads takes nobody's place
+            for one in self._running:  # streams that nobody reads do not count
                 of_call[one.call] += one.needs if _attended(one, only) else 0
             asking = [
                 one
@@ -247,7 +250,7 @@ class Loop:
     def _resume(self, one: Ticket[Any], error: BaseException | None = None) -> None:
         try:
             one.resume(error or one.call.failure)
-        finally:  # of a Ctrl-C within the task too
+        finally:  # also after a Ctrl-C within the task
             if one.done:
                 self._remove(one)
         self._tell(one)
@@ -263,7 +266,7 @@ class Loop:
                     tickets.remove(one)
 
     def _encode(self, asking: Sequence[Ticket[Any]]) -> None:
-        """Give sources to all who have some, in one call; where others wait, to as many as a step has time for."""
+        """Run the encoder for all tasks that want it, in one call; beside other callers for one batch a step."""
         shared = is_shared(asking)
         while wanting := [(one, one.wants) for one in asking if isinstance(one.wants, Encode)]:
             if shared:
@@ -285,7 +288,7 @@ class Loop:
                 return
 
     def _guess(self, asking: Sequence[Ticket[Any]]) -> None:
-        """Give guesses to all who want some, in one call: they have them checked in this step."""
+        """Draft for all tasks that want it, in one call; they have the drafts verified in the same step."""
         wanting = [(one, one.wants) for one in asking if isinstance(one.wants, Guess)]
         if not wanting:
             return
@@ -304,14 +307,14 @@ class Loop:
             self._resume(one)
 
     def _compute(self, asking: Sequence[Ticket[Any]]) -> None:
-        """Compute the tokens of a step, and keep the rows for those who have all of theirs."""
+        """Compute the tokens of a step, and hand the rows to tasks whose tokens are all computed."""
         parts = self.room.parts([one for one in asking if one.left], self._running, self.pace)
         for states in (False, True):
             if some := [part for part in parts if part.states == states]:
                 self._compute_parts(some, states)
 
     def _compute_parts(self, parts: Sequence[Part], states: bool) -> None:
-        """The same of those who want rows of one kind, in one call."""
+        """Compute the parts that want rows of one kind (logits or hidden states), in one call."""
         items = [item for part in parts for item in part.items]
         outputs = [n for part in parts for n in part.outputs]
         calls = {part.ticket.call for part in parts}
@@ -339,7 +342,7 @@ class Loop:
             at = part.take(rows, at)
 
     def _choose_tokens(self, asking: Sequence[Ticket[Any]]) -> None:
-        """Answer all who want a token chosen, in one call."""
+        """Sample the next tokens of all tasks that want one, in one call."""
         wanting, wishes, masks = list[Ticket[Any]](), list[Decode](), list[Mask | None]()
         for one in asking:
             if isinstance(one.wants, Decode) and one.answer is not None and not one.answered:
@@ -363,8 +366,10 @@ class Loop:
 
 
 def prefixes_of(runtime: Runtime, store: PrefixStore | None = None) -> PrefixTree:
-    """What texts of a model have left for others that begin alike. store: where it goes from memory, as the first call
-    says. UnsupportedError: a model with an encoder."""
+    """The prefix cache of a model. store: where evicted rows go, only used by the first call.
+
+    UnsupportedError: a model with an encoder.
+    """
     loop = loop_of(runtime)
     with runtime.lock:
         if loop.room.prefixes is None:
@@ -374,17 +379,17 @@ def prefixes_of(runtime: Runtime, store: PrefixStore | None = None) -> PrefixTre
 
 
 def _attended(one: Ticket[Any], only: Sequence[Ticket[Any]] | None) -> bool:
-    """Whether a step is for this one: whom somebody waits for, or, in a callback of a step, those of the callback."""
+    """Whether a step is for this task: some thread waits for it or it is eager; in a callback, if it is in `only`."""
     return one in only if only is not None else one.eager or one.awaited > 0
 
 
 def _fits(needs: int, used: int, width: int | None) -> bool:
-    """Whether a task finds its sequences; one that needs more than there are runs alone."""
+    """Whether a task finds enough sequences; one that needs more than `width` runs alone."""
     return width is None or used == 0 or used + needs <= width
 
 
 def loop_of(runtime: Runtime) -> Loop:
-    """The loop of a model, for all who use it."""
+    """The loop of a model, shared by all its callers; made at the first call."""
     with runtime.lock:
         if runtime.loop is None:
             modes = {layer["mode"] for layer in runtime.info["layers"]}

@@ -1,4 +1,4 @@
-"""Masks of grammars, made in a thread while the model computes the step that they are for."""
+"""Token masks of grammars, computed in a thread while the model computes the step before them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Mask = NDArray[np.uint32]
 
 
 class NothingMayCome(Exception):
-    """No token spells what must come next."""
+    """No token is allowed next: the vocabulary cannot spell what the grammar requires."""
 
 
 class Masks:
-    """Makes the masks of all texts, one after the other, in one thread.
+    """Computes the masks of all texts, one after the other, in one thread.
 
     Attributes:
-        made: masks so far. seconds: that they took. waited: seconds that steps waited for them.
+        made: masks so far. seconds: computing them took. waited: seconds that steps waited for them.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,8 @@ class Masks:
         watch(self)
 
     def begin(self, matcher: Matcher) -> Future[Mask] | None:
-        """Begin to make the mask of what may come now; nobody uses the matcher until it is there. None: all may."""
+        """Begin to compute the mask of the next token; the matcher must not be used until it is ready. None: any token
+        is allowed."""
         if matcher.is_free:
             return None
         if self._thread is None:
@@ -39,7 +40,7 @@ class Masks:
         return self._thread.submit(self._make, matcher)
 
     def wait(self, mask: Future[Mask] | Mask | None) -> Mask | None:
-        """The mask, once it is there. Raises NothingMayCome, GrammarError."""
+        """The mask, once it is ready. Raises NothingMayCome, GrammarError."""
         if not isinstance(mask, Future):
             return mask
         began = time.perf_counter()
@@ -49,7 +50,7 @@ class Masks:
             self.waited += time.perf_counter() - began
 
     def after_fork(self) -> None:
-        """The child has no such thread yet."""
+        """Threads do not survive a fork: the child starts one of its own."""
         self._thread = None
 
     def _make(self, matcher: Matcher) -> Mask:

@@ -1,32 +1,32 @@
-"""How likely guesses are to be right, and how many of them pay."""
+"""Accept rates of drafts, and how many drafts a step pay (speculative decoding)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-_PAYS = 1.05  # times as many tokens a second as without guesses, as estimated
-_NEWEST = 0.1  # weight of the newest guess in that, or more of the first ones
-_ASSUMED = 3  # guesses that count as much as what was assumed before them
-_TRIALS = 0.02  # of the time, at most, for guesses that do not pay
+_PAYS = 1.05  # expected speedup from which drafting pays
+_NEWEST = 0.1  # weight of the newest draft in the moving average; the first drafts weigh more
+_ASSUMED = 3  # the assumed accept rate counts as much as this many drafts
+_TRIALS = 0.02  # share of the time, at most, that goes into trial drafts while drafting does not pay
 
 
 class Odds:
-    """What is known of the guesses of a drafter.
+    """The accept statistics of a drafter.
 
     Args:
-        likely: how likely one is to be right, before any is known.
+        likely: accept rate assumed at first.
     """
 
     def __init__(self, likely: float = 0.7):
         self._likely, self._known, self._idle = likely, 0, 0
 
     def best(self, most: int, cost: Callable[[int], float]) -> int:
-        """How many guesses, at most so many, bring the most tokens in the time of a step without any; 0: none pays.
+        """How many drafts, at most `most`, bring the most tokens per time; 0: drafting does not pay.
 
-        Where none does one is tried now and then, when that takes no more than its share of the time since the last.
+        While it does not pay, one draft is tried now and then, so rarely that trials take at most _TRIALS of the time.
 
         Args:
-            cost: how many times as long a step takes with n guesses, the guessing included.
+            cost: duration of a step with n drafts, making them included, relative to a step without drafts.
         """
         costs = {n: cost(n) for n in range(1, most + 1)}
         worth = {n: _expected(self._likely, n) / costs[n] for n in costs}
@@ -36,20 +36,21 @@ class Odds:
         return best
 
     def rest(self) -> None:
-        """Nothing was guessed for a token."""
+        """Count a token for which nothing was drafted."""
         self._idle += 1
 
     def guessed(self) -> None:
-        """Something was."""
+        """Note that a step had drafts."""
         self._idle = 0
 
     def learn(self, right: bool) -> None:
-        """A guess was right, or was not."""
+        """Count a draft as accepted (right) or rejected."""
         self._known += 1
         self._likely += max(_NEWEST, 1 / (_ASSUMED + self._known)) * (right - self._likely)
 
 
 def _expected(likely: float, n: int) -> float:
-    """Tokens that a step with n guesses is expected to bring, each right with that probability while those before it
-    are (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023, equation 1)."""
+    """Expected tokens from a step with n drafts, each accepted with probability `likely` if those before it were:
+    (1 - likely^(n + 1)) / (1 - likely) (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding",
+    2023, equation 1)."""
     return n + 1.0 if likely >= 1 else (1 - likely ** (n + 1)) / (1 - likely)

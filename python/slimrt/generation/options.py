@@ -17,7 +17,7 @@ from slimrt.plumbing.arguments import check_function, check_seed, check_switch, 
 
 PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "dry_multiplier": 0.0}
 FILTERS = {"top_n_sigma": 0.0, "top_k": 0, "typical_p": 1.0, "top_p": 1.0, "min_p": 0.0, "xtc_probability": 0.0}
-"""Names, and the values that change nothing."""
+"""Options, with the values that switch them off."""
 DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
 ON_OVERFLOW = ("error", "shift")
 
@@ -26,7 +26,7 @@ OnProgress = Callable[[str, int, int], object]
 
 
 class GenerateOptions(TypedDict, total=False):
-    """The keywords of generate, stream, chat and their async twins. See Model.generate."""
+    """The keywords of generate, stream, chat and their async methods. See Model.generate."""
 
     max_tokens: int
     temperature: float
@@ -72,12 +72,12 @@ class GenerateOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """The same with their defaults, checked.
+    """The keywords of GenerateOptions with their defaults, checked.
 
     Raises:
         UnsupportedError: mirostat 1.
-        ValueError, TypeError: an option out of its range (the sampler's own are checked in sampler()), of a wrong kind,
-            or that does not go with another one.
+        ValueError, TypeError: an option out of its range (the sampler's own are checked in sampler()), of a wrong type,
+            or that cannot be combined with another one.
     """
 
     max_tokens: int = 128
@@ -183,10 +183,10 @@ class Options:
                 source_of(name, value)
 
     def _refuse_beside(self, option: str, plain: Mapping[str, object]) -> None:
-        """ValueError for what an option cannot follow, unless it is as it was or changes nothing.
+        """ValueError: an option that cannot be combined with `option` has a value that is neither its default nor off.
 
         Args:
-            plain: names, and the values that change nothing.
+            plain: options, with the values that switch them off.
         """
         for name, nothing in plain.items():
             value = self.stops if name == "stop" else getattr(self, name)
@@ -231,12 +231,12 @@ class Options:
 
     @property
     def constraint(self) -> dict[str, Any]:
-        """What the text is held to, by name; at most one."""
+        """The constraint on the text as {name: value}, names as in CONSTRAINTS; empty if there is none."""
         return {name: value for name in CONSTRAINTS if (value := getattr(self, name)) is not None}
 
     @property
     def greedy(self) -> bool:
-        """Whether a token is the likeliest of the model's logits as they are."""
+        """Whether the token chosen is always the argmax of the model's own logits."""
         changed = any(getattr(self, name) for name in ("temperature", "logit_bias", "ignore_eos", "dry_multiplier"))
         return not (changed or self.frequency_penalty or self.presence_penalty) and self.repeat_penalty == 1
 
@@ -245,11 +245,11 @@ class Options:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def biases(self, ends: Iterable[int]) -> dict[int, float]:
-        """What is added to logits: logit_bias, and -infinity for the ends of the text with ignore_eos."""
+        """Token -> value added to its logit: logit_bias, and -infinity for the end tokens with ignore_eos."""
         return dict(self.logit_bias or {}) | (dict.fromkeys(ends, -math.inf) if self.ignore_eos else {})
 
     def sampler(self, seed: int, ends: Iterable[int] = (), breakers: Sequence[Sequence[int]] = ()) -> core.Sampler:
-        """ends: of the text, for ignore_eos. breakers: dry_sequence_breakers as tokens."""
+        """A sampler with these options. ends: end tokens, for ignore_eos. breakers: dry_sequence_breakers as tokens."""
         return core.Sampler(
             temperature=self.temperature,
             top_k=self.top_k,

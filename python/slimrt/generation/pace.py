@@ -1,4 +1,4 @@
-"""How much of prompts a step computes beside the texts of others, which wait for it."""
+"""Chunked prefill: how many tokens of prompts a step computes beside the texts of others, which wait for it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-LEAST = 64  # tokens: smaller pieces make less of the weights that they read; half, where texts would wait too long
-_TOO_LONG = 2  # times what they may
+LEAST = 64  # tokens of a chunk, at least: smaller ones reuse the weights too little; half where texts wait too long
+_TOO_LONG = 2  # times `stall`, for a step with a chunk of LEAST
 _UNIT = 32
-_TO_STORED = 6  # a piece is at least this part of what stands before it, where each piece makes V of all rows again
-_ASSUMED = 0.1  # what a token more adds to a step of one, until it is measured
-_NEWEST = 0.3  # weight of the newest step in a mean
+_TO_STORED = 6  # where each chunk computes V of all rows before it again, it has at least 1/6 of their number
+_ASSUMED = 0.1  # cost of a further token in a step, relative to a step of one, until it is measured
+_NEWEST = 0.3  # weight of the newest step in a moving average
 
 
 class Piece(Protocol):
-    """A prompt, of which the first tokens may be cut off for a step; `before`: rows that it follows."""
+    """A prompt that can be cut to its first n tokens for a step; `before`: cached rows before these."""
 
     before: int
 
@@ -28,11 +28,10 @@ P = TypeVar("P", bound=Piece)
 
 
 class Recent:
-    """Seconds that something takes: the median of the last times, so that one in which the machine had other things to
-    do says nothing.
+    """The median of the last five durations of something, which ignores single outliers.
 
     Attributes:
-        seconds: 0: not measured yet.
+        seconds: the median; 0: not measured yet.
     """
 
     def __init__(self) -> None:
@@ -45,51 +44,51 @@ class Recent:
 
     @property
     def sure(self) -> bool:
-        """Whether that is more than a guess."""
+        """Whether there are enough measurements for a median."""
         return len(self._last) >= 3
 
 
 class Pace:
-    """Sizes pieces of prompts by what steps took so far.
+    """Sizes chunks of prompts by the measured durations of steps.
 
     Args:
-        stall: seconds that a text may wait for a piece.
-        share: of the time that prompts get at least while there are both; more where they are more than the texts, as
-            each sequence is worth as much. After a piece texts go on alone for the rest.
+        stall: seconds that a text may wait for a chunk.
+        share: of the time that prompts get at least while texts are decoded beside them; more if prompts outnumber
+            texts, by the number of sequences. After a chunk the texts are decoded alone for the rest of the time.
         batch: tokens of a step while nobody waits (n_batch).
-        recomputes: a piece costs time for all rows that stand before it (modes k, v and x).
+        recomputes: the cost of a chunk grows with the rows before it (modes k, v and x).
     """
 
     def __init__(self, stall: float = 0.4, share: float = 0.8, batch: int = 512, recomputes: bool = False):
         self.stall, self.share, self.batch, self.recomputes = stall, share, batch, recomputes
-        self._token = 0.0  # seconds that a token of a prompt takes
-        self._texts = 0.0  # seconds that a step of texts alone takes
-        self._steps = defaultdict[int, Recent](Recent)  # of so many tokens of texts
-        self._sizes = list[int]()  # of these, in order, that were measured
-        self._n_texts = 1  # of the last such step
-        self._owed = 0.0  # seconds that texts have still to go on alone
-        self._waiting = 0  # prompts of the last step that had texts beside it
+        self._token = 0.0  # seconds for a token of a prompt
+        self._texts = 0.0  # seconds for a step of texts alone
+        self._steps = defaultdict[int, Recent](Recent)  # steps of texts alone, by their number of tokens
+        self._sizes = list[int]()  # the numbers of tokens that were measured, sorted
+        self._n_texts = 1  # texts in the last such step
+        self._owed = 0.0  # seconds that texts are still to be decoded alone
+        self._waiting = 0  # prompts in the last step
 
     @property
     def tokens_per_second(self) -> float:
-        """Of prompts, as measured; 0: not yet."""
+        """Measured speed of prefill; 0: not measured yet."""
         return 1 / self._token if self._token else 0.0
 
     @property
     def n_texts(self) -> int:
-        """Of the last step of texts alone."""
+        """Texts in the last step without prompts."""
         return self._n_texts
 
     @property
     def alone(self) -> float:
-        """Seconds that a step of a token for each of these texts takes; 0: not measured well yet."""
+        """Seconds for a step of one token for each of n_texts; 0: not measured well enough yet."""
         steps = self._steps[self._n_texts]
         return steps.seconds if steps.sure else 0.0
 
     def cost(self, more: int) -> float:
-        """How many times as long a step takes with so many tokens more than one for each of the texts there are.
+        """Duration of a step with `more` tokens beyond one for each of n_texts, relative to a step without them.
 
-        As if it grew evenly between steps that were measured; no more than the same tokens one after the other.
+        Interpolated linearly between measured sizes; at most what the same tokens would take one after the other.
         """
         n, tokens = self._n_texts, self._n_texts + more
         if not (alone := self._steps[n].seconds):
@@ -105,7 +104,7 @@ class Pace:
         return min(cost, 1 + more / n)
 
     def note(self, seconds: float, n_prompt: int, n_texts: int, n_tokens: int) -> None:
-        """Learn from a step: of so many tokens of prompts, and of so many texts beside them with so many tokens."""
+        """Record a step of n_prompt tokens of prompts, and n_tokens of n_texts texts."""
         texts = n_texts > 0
         if n_prompt == 0:
             self._texts = _mean(self._texts, seconds)
@@ -123,8 +122,8 @@ class Pace:
             self._owed += spent * (1 - share) / share
 
     def pieces(self, prompts: Sequence[P], texts: bool) -> list[P]:
-        """Those of the prompts (oldest first) that a step takes up, cut to size: half of the tokens go to the oldest,
-        half to the one with the least left. None while texts have still to go on alone."""
+        """The prompts (oldest first) that a step computes, cut to size: half of the budget goes to the oldest, half to
+        the shortest. Empty while texts are still to be decoded alone."""
         self._waiting = len(prompts)
         if texts and self._owed > 0:
             return []

@@ -10,15 +10,16 @@ from slimrt.generation.search import Append, Decode, Read
 from slimrt.generation.sequences import Report, Sequences
 from slimrt.generation.tickets import Call, Ticket
 
-FEW = 8  # tokens of a sequence that cost a step little more than one does: no prompt
+FEW = 8  # tokens of a sequence up to which a step costs little more than with one: more count as a prompt
 
 
 class Part:
-    """What a step computes for a ticket: items (sequence, tokens), rows that its sessions lack among them.
+    """What a step computes for a ticket: items (sequence, tokens), including tokens whose rows were given up.
 
     Attributes:
-        few: it is no prompt. whole: all that the ticket wants. before: rows that the first sequence has.
-        states: it wants rows of states, not of logits. scores: it wants rows of logits of every token.
+        few: at most FEW tokens for each sequence, so no prompt. whole: it is all that the ticket wants.
+        before: cached rows of the first sequence. states: it wants hidden states, not logits.
+        scores: it wants logits of every token.
     """
 
     def __init__(self, ticket: Ticket[Any], engine: Sequences):
@@ -35,7 +36,7 @@ class Part:
 
     @property
     def outputs(self) -> list[int]:
-        """Rows that are wanted of each item."""
+        """Rows of logits or states wanted from each item."""
         wish = self.ticket.wants
         if isinstance(wish, Read):
             return [max(len(self) - self._lacked, 0)]
@@ -43,7 +44,7 @@ class Part:
 
     @property
     def greedy(self) -> bool:
-        """Whether of logits no more than the likeliest token is wanted."""
+        """Whether only the argmax of the logits is wanted."""
         wish = self.ticket.wants
         return isinstance(wish, Decode) and wish.greedy and not wish.logprobs and wish.mask is None
 
@@ -51,13 +52,13 @@ class Part:
         return sum(len(ids) for _, ids in self.items)
 
     def cut(self, n: int) -> None:
-        """Compute no more than the first n tokens; of several sequences all."""
+        """Compute only the first n tokens in this step; parts of several sequences stay whole."""
         if len(self.all_items) == 1 and n < len(self):
             (of, ids), self.whole = self.all_items[0], False
             self.items = [(of, ids[:n])]
 
     def take(self, logits: Any, at: int) -> int:
-        """Keep what was computed; `at` is the first row that is not taken yet. Returns the next one."""
+        """Take this part's rows of `logits`, which begin at row `at`. Returns the first row after them."""
         n, reads = sum(self.outputs), isinstance(self.ticket.wants, Read)
         if self.whole or n > 0:
             self.ticket.left, self.ticket.answer = [], logits[at : at + n]
@@ -69,10 +70,10 @@ class Part:
 
 
 def told_to_all(parts: Sequence[Part], calls: set[Call]) -> Report | None:
-    """Tells each caller what part of his own is done; the exception of one who is alone stops the step."""
+    """A progress callback that reports to each call its share; an exception from the only call stops the step."""
     totals = {call: sum(len(part) for part in parts if part.ticket.call is call) for call in calls}
     n_items, everything = sum(len(part.items) for part in parts), sum(totals.values())
-    if n_items == everything:  # a token each
+    if n_items == everything:  # one token for each sequence: too short to report
         return None
 
     def report(done: int, total: int) -> None:

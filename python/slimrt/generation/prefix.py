@@ -1,6 +1,7 @@
-"""Prefix reuse: finished sequences are kept, so that a text that begins as one of them did need not be computed there.
+"""Prefix cache: the rows of finished sequences are kept, so that texts with a common prefix need not compute it again.
 
-A radix tree over token ids, as of RadixAttention (SGLang; Zheng et al. 2024, arXiv:2312.07104), of forked sequences.
+A radix tree over token ids whose leaves hold forked sequences, as RadixAttention (SGLang; Zheng et al., "SGLang:
+Efficient Execution of Structured Language Model Programs", 2024, arXiv:2312.07104).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Ids = NDArray[np.int32]
 
 @dataclass(eq=False)
 class Node:
-    """The tokens [begin, end) of texts that agree up to there. A leaf has a sequence of all tokens up to its end; so
-    has a node within the tree whose rows no sequence below it still has, behind a window."""
+    """An edge of the tree: tokens [begin, end) that all texts below share. Each leaf has a sequence with all tokens up
+    to its end. So has an inner node if no sequence below can be truncated to its end (sliding windows)."""
 
     parent: Node | None
     begin: int
@@ -39,41 +40,41 @@ class Node:
 
     @property
     def blocks(self) -> int:
-        """What its own tokens take of the cache: forks copy the block in which they begin to differ."""
+        """Blocks of the cache that its own tokens take: forks copy the block in which they begin to differ."""
         return (self.end // BLOCK if self.children else -(-self.end // BLOCK)) - self.begin // BLOCK
 
     def below(self, but: Node | None = None) -> Iterator[Node]:
-        """Itself and all nodes below, those near it first; without what lies below one of them."""
+        """This node and all below it, breadth first; without `but` and what lies below that."""
         layer = [self]
         while layer:
             yield from layer
             layer = [child for node in layer for child in node.children.values() if child is not but]
 
     def above(self) -> Iterator[Node]:
-        """The nodes on the way to the root, without it."""
+        """The ancestors, nearest first, without the root."""
         node = self.parent
         while node is not None and node.parent is not None:
             yield node
             node = node.parent
 
     def path(self) -> Ids:
-        """All tokens up to its end."""
+        """All tokens from the root to its end."""
         return np.concatenate([*reversed([node.ids for node in self.above()]), self.ids])
 
 
 class PrefixTree:
-    """Sequences that may be continued, of one model. For one thread at a time.
+    """The prefix cache of one model. Not thread-safe.
 
-    Layers behind a sliding window, and rows that age and are forgotten, cannot be cut anywhere: there a text is
-    continued from the longest length at which it still can be.
+    Sequences with sliding windows, and with rows that age and are forgotten, can be truncated to some lengths only: a
+    text is then continued from the longest possible one.
 
     Attributes:
-        hits, misses: texts that take() found something for, or nothing.
-        reused: tokens that need not be computed thanks to it.
-        evicted: blocks that evict() made free.
+        hits, misses: calls of take() that found a prefix, or none.
+        reused: tokens that need not be computed again.
+        evicted: blocks that eviction has freed.
 
     Raises:
-        UnsupportedError: a model with an encoder, whose rows depend on more than tokens.
+        UnsupportedError: a model with an encoder, whose rows depend on more than the tokens.
     """
 
     def __init__(self, runtime: Runtime, store: PrefixStore | None = None):
@@ -86,16 +87,16 @@ class PrefixTree:
         self._time = 0
 
     def note_rate(self, tokens_per_second: float) -> None:
-        """How fast prompts are computed, so that rows come from the store only where that is faster."""
+        """Set the measured speed of prefill: the store is read only where that is faster than computing."""
         if self._store is not None:
             self._store.prefill_rate = tokens_per_second
 
     def take(self, ids: Sequence[int], key: str = "") -> Session | None:
-        """A session that holds the longest beginning of these tokens that is here, and not the last one, whose logits
-        are wanted; None where that is less than a block.
+        """A session with the longest cached prefix of these tokens, without the last one, whose logits are needed; None
+        if that is less than a block.
 
         Args:
-            key: nothing is shared with what was given under another one.
+            key: the owner; prefixes are shared only under the same key.
         """
         sequence, length = None, 0
         with self._runtime.use() as engine:
@@ -109,7 +110,7 @@ class PrefixTree:
         return None if sequence is None else Session(self._runtime, sequence, list(ids[:length]))
 
     def give(self, session: Session, key: str = "") -> None:
-        """Takes over the rows of a session that nobody needs any more, which is closed then."""
+        """Take over the rows of a session that is no longer needed; the session is closed."""
         with self._runtime.use() as engine:
             sequence, tokens = session.hand_over(engine)
             root = self._roots.setdefault(key, Node(None, 0, np.empty(0, np.int32), 0))
@@ -118,14 +119,14 @@ class PrefixTree:
             self._forget_roots()
 
     def evict(self, blocks: int) -> int:
-        """Makes so many blocks of the cache free, if there are so many that only this tree holds: of what was used
-        longest ago, from its end on. Returns how many became free."""
+        """Free up to `blocks` blocks that only this tree holds: least recently used sequences first, from their ends.
+        Returns how many were freed."""
         with self._runtime.use() as engine:
             return self._evict(engine, blocks)
 
     def give_way(self, blocks: int) -> int:
-        """The same; where none became free all is given back, whose blocks are shared, or of a kind that is not scarce
-        now. 0: nothing is left."""
+        """As evict(), but if that frees nothing the whole tree is cleared: its blocks may be shared with running texts,
+        or of another group than the one that is full. 0: nothing is left."""
         if freed := self.evict(blocks):
             return freed
         _, tokens = self.held
@@ -133,14 +134,14 @@ class PrefixTree:
         return tokens
 
     def write(self) -> None:
-        """Has the store, if there is one, keep all that is here: what was used last is what it drops last."""
+        """Write all sequences to the store, if there is one, in the order of their last use."""
         with self._runtime.use() as engine:
             for key, root in self._roots.items():
                 for node in sorted(root.below(), key=lambda node: node.used):
                     self._written(engine, node, 0, key)
 
     def clear(self) -> None:
-        """Gives all rows back."""
+        """Free all rows."""
         with self._runtime.use() as engine:
             for node in self._nodes():
                 if node.sequence is not None:
@@ -149,7 +150,7 @@ class PrefixTree:
 
     @property
     def held(self) -> tuple[int, int]:
-        """(blocks, tokens) of what is here, shared ones once; of layers that keep all rows."""
+        """(blocks, tokens) in the tree, shared ones counted once; blocks of the layers that keep all rows."""
         nodes = list(self._nodes())
         return sum(node.blocks for node in nodes), sum(len(node.ids) for node in nodes)
 
@@ -164,13 +165,13 @@ class PrefixTree:
         heapq.heapify(oldest)
         while freed < blocks and oldest:
             *_, node, key = heapq.heappop(oldest)
-            if node.sequence is None or engine.blocks(node.sequence)[1] == 0:  # others hold the same blocks
+            if node.sequence is None or engine.blocks(node.sequence)[1] == 0:  # all its blocks are shared
                 continue
             left = self._cut(engine, node, blocks - freed, key)
             if left is not None:
                 heapq.heappush(oldest, (left.used, id(left), left, key))
             before, free = free, engine.free_blocks()
-            freed += max(0, free - before)  # behind windows another kind of blocks may be the scarcest now
+            freed += max(0, free - before)  # may fall: free_blocks() is of the group with the fewest left
         self._forget_roots()
         self.evicted += freed
         return freed
@@ -183,7 +184,7 @@ class PrefixTree:
         node.used = self._time
 
     def _forked(self, engine: core.Engine, node: Node, length: int) -> tuple[int | None, int]:
-        """A fork of `length` tokens, which end in a node; or of fewer, if they are not to be had; and how many."""
+        """A fork with the first `length` tokens, which end in this node, or fewer if need be; and its length."""
         searched = None
         while length >= BLOCK and node.parent is not None:
             holder = _holder(engine, node, length, searched)
@@ -201,7 +202,7 @@ class PrefixTree:
     def _loaded(
         self, engine: core.Engine, store: PrefixStore, sequence: int | None, length: int, ids: Sequence[int], key: str
     ) -> tuple[int | None, int]:
-        """The sequence with more rows from the store, if that has some and they pay; and its length."""
+        """The sequence extended with rows from the store, if it has more and loading pays; and its length."""
         found = store.find(ids, length, key)
         if found is None:
             return sequence, length
@@ -210,7 +211,7 @@ class PrefixTree:
         return store.load(engine, found, sequence, length)
 
     def _kept(self, engine: core.Engine, root: Node, ids: Ids, sequence: int) -> bool:
-        """Whether a sequence of these tokens has found a place in the tree; else the tree has all that it has."""
+        """Insert a sequence of these tokens. False: the tree has all of it already."""
         node, length = _walk(root, ids)
         if length == len(ids):
             known = _holder(engine, node, length) is not None
@@ -226,14 +227,14 @@ class PrefixTree:
         node.sequence = sequence
         for other in list(node.above()):
             if other.sequence is not None and engine.can_truncate(sequence, other.end):
-                engine.free_sequence(other.sequence)  # what it has the new one has, and most of it in the same blocks
+                engine.free_sequence(other.sequence)  # its rows are in the new sequence too, mostly in shared blocks
                 other.sequence = None
             _join(other)
         _share(engine, node)
         return True
 
     def _cut(self, engine: core.Engine, node: Node, blocks: int, key: str) -> Node | None:
-        """Gives up at most so many blocks of a node's end. Returns the node that may have blocks to give up then."""
+        """Drop up to `blocks` blocks from the end of a node. Returns the node to evict from next, if any."""
         sequence, parent = node.sequence, node.parent
         assert sequence is not None and parent is not None
         whole = self._store is not None and self._store.keeps_whole
@@ -257,16 +258,16 @@ class PrefixTree:
             del parent.parent.children[int(parent.ids[0])]
             parent = parent.parent
         _join(parent)
-        return parent  # whose own sequence, if it has one, may have shared all blocks with this one
+        return parent  # its own sequence may have shared all its blocks with this one, and can be evicted now
 
     def _written(self, engine: core.Engine, node: Node, begin: int, key: str) -> None:
-        """Has the store keep the rows of a node's sequence from a token on."""
+        """Write the rows of a node's sequence from token `begin` on to the store."""
         if self._store is not None and node.sequence is not None:
             self._store.save(engine, node.sequence, node.path(), begin, key)
 
 
 def _walk(root: Node, ids: Ids) -> tuple[Node, int]:
-    """The node in which the longest beginning of ids ends that is in the tree, and its length."""
+    """The longest prefix of ids in the tree: the node in which it ends, and its length."""
     node, length = root, 0
     while length < len(ids) and length == node.end:
         child = node.children.get(int(ids[length]))
@@ -279,7 +280,7 @@ def _walk(root: Node, ids: Ids) -> tuple[Node, int]:
 
 
 def _split(node: Node, length: int) -> Node:
-    """The node that ends at a length within this one."""
+    """Split a node at a length; returns the part before it."""
     parent = node.parent
     if length == node.end or parent is None:
         return node
@@ -291,7 +292,7 @@ def _split(node: Node, length: int) -> Node:
 
 
 def _join(node: Node) -> None:
-    """Makes one of a node and its only child, if nothing sets it apart: a sequence, or that it was used since."""
+    """Merge a node with its only child, unless it has a sequence or was used later than the child."""
     if node.parent is None or node.sequence is not None or len(node.children) != 1:
         return
     (child,) = node.children.values()
@@ -301,7 +302,7 @@ def _join(node: Node) -> None:
 
 
 def _holder(engine: core.Engine, node: Node, length: int, but: Node | None = None) -> int | None:
-    """A sequence of a node here or below, but not below one of them, that can be cut to this length."""
+    """A sequence at or below a node (not at or below `but`) that can be truncated to this length."""
     for one in node.below(but):
         if one.sequence is not None and engine.can_truncate(one.sequence, length):
             return one.sequence
@@ -309,8 +310,8 @@ def _holder(engine: core.Engine, node: Node, length: int, but: Node | None = Non
 
 
 def _share(engine: core.Engine, node: Node) -> None:
-    """Puts a sequence that has computed anew what others in the tree have too on their blocks, where they have more of
-    them in common than must be copied for that."""
+    """Move a sequence that computed a prefix anew to the tree's blocks of that prefix, and free its own, if more blocks
+    are saved than the rows after the prefix take to copy."""
     below = node
     for branch in node.above():
         if len(branch.children) > 1:
@@ -331,12 +332,12 @@ def _share(engine: core.Engine, node: Node) -> None:
         engine.load_rows(twin, engine.save_rows(node.sequence, common))
         node.sequence, twin = twin, node.sequence
     except (ContextOverflowError, UnsupportedError):
-        pass  # no room for the copy; or rows that are behind a window, or have aged, which depend on the length
+        pass  # no room for the copy; or rows in a window, or aged, which depend on the length
     engine.free_sequence(twin)
 
 
 def _truncated(engine: core.Engine, sequence: int, length: int) -> bool:
-    """Cuts a sequence; False: it cannot be, or rows that become recent again find no blocks."""
+    """Truncate a sequence. False: it cannot be, or rows that the windows need again find no blocks."""
     if not engine.can_truncate(sequence, length):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Room in the cache for the tokens of a step: where there is not enough for all, who waits and who gives rows up."""
+"""Cache room for the tokens of a step: if there is too little for all, who waits and who is preempted."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from slimrt.generation.tickets import Ticket
 
 
 class Idle(Protocol):
-    """What holds rows that no step needs now."""
+    """A holder of rows that no step needs now, which can be computed again."""
 
     def give_up(self) -> None: ...
 
 
 class Room:
-    """The rows of a model's cache, as those find them whose tokens a step computes.
+    """Allocates the rows of a model's cache to the tasks of a step.
 
     Attributes:
-        prefixes: rows that texts have left for others that begin alike; None: of none.
-        idle: what else holds rows that no step needs now, and can have them computed again.
+        prefixes: the prefix cache; None: not used.
+        idle: other holders of rows that no step needs now.
     """
 
     def __init__(self, engine: Sequences):
@@ -34,14 +34,14 @@ class Room:
         self._running: Sequence[Ticket[Any]] = ()
 
     def parts(self, asking: Sequence[Ticket[Any]], running: Sequence[Ticket[Any]], pace: Pace) -> list[Part]:
-        """What goes into a step: every text, and of prompts as much as the texts of others may wait for.
+        """The parts of a step: all texts, and as much of prompts as the texts of others may wait for.
 
         Args:
-            asking: those who want tokens computed. running: all whose rows may be given up for them.
+            asking: tasks that want tokens computed. running: tasks that may be preempted.
         """
         self._running = running
         wanted = [Part(one, self._engine) for one in asking]
-        scores = [part for part in wanted if part.scores]  # whose rows are large: one prompt's at a time
+        scores = [part for part in wanted if part.scores]  # logits of all tokens are large: one such prompt a step
         wanted = [part for part in wanted if part not in scores[1:]]
         oldest = min((part.ticket.order for part in wanted), default=0)
         texts = self._with_room([part for part in wanted if part.few], oldest)
@@ -57,7 +57,7 @@ class Room:
         return self._forced(min(wanted, key=lambda part: part.ticket.order))
 
     def _with_room(self, texts: list[Part], oldest: int) -> list[Part]:
-        """The texts for whose next tokens there is room, once the youngest have given up their rows; others wait."""
+        """The texts whose next tokens find room, after preempting the youngest tasks; the other texts wait."""
         while texts and not self._has_room([item for part in texts for item in part.items]):
             victim = self._youngest(min(part.ticket.order for part in texts))
             if victim is not None:
@@ -65,17 +65,17 @@ class Room:
             elif len(texts) > 1 or texts[0].ticket.order > oldest:
                 victim = max((part.ticket for part in texts), key=lambda one: one.order)
             elif not self._let_go():
-                break  # nobody else has what it needs: the engine says what that is
+                break  # nothing is left to free: the engine raises the error
             texts = [part for part in texts if part.ticket is not victim]
         return texts
 
     def _finds_room(self, part: Part, chosen: Sequence[Part]) -> bool:
-        """Whether a prompt may begin or go on: as a whole, beside a block more for each of the others."""
+        """Whether a prompt fits as a whole, beside one more block for each chosen sequence."""
         reserve = [(of, ids + [0] * BLOCK) for other in chosen for of, ids in other.items]
         return self._has_room([*reserve, *part.all_items])
 
     def _forced(self, part: Part) -> list[Part]:
-        """The oldest, where nobody finds room: all the others give up their rows for it, one after the other."""
+        """The oldest task if nothing fits: all others are preempted for it, one after the other."""
         while not self._has_room(part.all_items):
             if victim := self._youngest(part.ticket.order):
                 self.give_up(victim)
@@ -84,15 +84,15 @@ class Room:
         return [part]
 
     def _let_go(self) -> bool:
-        """Has prefixes forget what they cannot free, since texts that go on from it hold the same blocks: these need no
-        copy of the last one then, for which there is no room. False: they have nothing."""
+        """Clear the prefix cache, even of blocks that running texts share: a text that shares its last block would have
+        to copy it, for which there is no room. False: it was empty."""
         if self.prefixes is None or not any(self.prefixes.held):
             return False
         self.prefixes.clear()
         return True
 
     def _has_room(self, items: Sequence[tuple[Any, Ids]]) -> bool:
-        """Whether tokens find room, once the prefixes and all else that nobody uses have given up what that takes."""
+        """Whether tokens fit, after evicting prefixes and idle rows as needed."""
         blocks = sum(-(-len(ids) // BLOCK) for _, ids in items)
         while not self._engine.has_room(items):
             if self.prefixes is not None and self.prefixes.evict(max(blocks - self._engine.free_blocks(), 1)):
@@ -103,16 +103,16 @@ class Room:
         return True
 
     def _youngest(self, older_than: int) -> Ticket[Any] | None:
-        """The youngest, but not the oldest of those who ask, whose rows can be computed again."""
+        """The youngest running task whose rows can be computed again, if younger than `older_than`."""
         young = [one for one in self._running if one.order > older_than and self._engine.gives_up(one.wants)]
         return max(young, key=lambda one: one.order, default=None)
 
     def give_up(self, victim: Ticket[Any]) -> None:
-        """Free the rows of one, who has them computed again."""
+        """Preempt a task: free its rows, which it computes again later."""
         victim.preemptions += 1
         self._engine.give_up(victim.wants)
 
 
 def is_shared(asking: Sequence[Ticket[Any]]) -> bool:
-    """Whether others wait for what these want, or may come at any time."""
+    """Whether several calls share the step, or may join at any time (eager tasks)."""
     return len({one.call for one in asking}) > 1 or any(one.eager for one in asking)

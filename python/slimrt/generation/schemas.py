@@ -1,5 +1,5 @@
-"""JSON schemas as llguidance can enforce them: its whole numbers have 64 bits, its bounds are doubles, and what it
-cannot hold ends the process or takes memory until there is none."""
+"""JSON schemas rewritten so that llguidance enforces them: its integers have 64 bits and its bounds are doubles, and
+values beyond that crash the process or exhaust the memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from slimrt.errors import GrammarError
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 _LIMIT = (1 << 63) - 1024
-"""The largest double of 63 bits."""
+"""The largest double below 2^63."""
 
 _MOST_MULTIPLE = 100_000
-"""A multiple is told from others by as many states as it is large, some 400 bytes each."""
+"""llguidance enforces multipleOf n by an automaton of n states, some 400 bytes each."""
 
 _MERGING = {"allOf", "anyOf", "oneOf", "if", "$ref", "$dynamicRef"}
-"""With these several rules hold for one number."""
+"""Keywords that apply several schemas to one value."""
 
 _NAMES = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 _DATA = {"const", "enum", "default", "examples"}
@@ -31,10 +31,10 @@ _BLOCK = re.compile(r"%json(?:\s|(?://|#)[^\n]*\n)*(?=\{)")
 
 
 def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with bounds that are never wider than its own, and leave out those that exclude no number.
+    """The schema with bounds that llguidance can represent, never wider than given; bounds that exclude nothing go.
 
     Raises:
-        GrammarError: a bound, a multipleOf or a tuple that cannot be enforced; it is nested too deep.
+        GrammarError: a bound, a multipleOf or a tuple that cannot be enforced; a schema nested too deep.
     """
     try:
         _check_multiples(schema)
@@ -46,7 +46,7 @@ def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_multiples(schema: Mapping[str, Any]) -> None:
-    """GrammarError: one is too large, or several that may hold for one number."""
+    """GrammarError: a multipleOf is too large, or the least common multiple of several that may apply together."""
     multiples = [_digits(value) for name, value in _numbers(schema) if name == "multipleOf"]
     merges = any(name in _MERGING for name, _ in _entries(schema))
     most = math.lcm(*multiples) if merges else max(multiples, default=1)
@@ -56,8 +56,8 @@ def _check_multiples(schema: Mapping[str, Any]) -> None:
 
 
 def _check_tuples(value: Any, of_names: bool = False) -> None:
-    """GrammarError: additionalItems, of drafts before 2020-12, beside prefixItems, which llguidance then passes over.
-    of_names: as _bounded has it."""
+    """GrammarError: additionalItems (before draft 2020-12) beside prefixItems, which llguidance would ignore.
+    of_names: as in _bounded."""
     if isinstance(value, Mapping):
         if not of_names and "prefixItems" in value and "additionalItems" in value:
             raise GrammarError("additionalItems means nothing beside prefixItems: say what follows these in items")
@@ -70,7 +70,7 @@ def _check_tuples(value: Any, of_names: bool = False) -> None:
 
 
 def enforceable_blocks(lark: str) -> str:
-    """A Lark grammar whose schemas (%json) are. GrammarError: one is not, or is no JSON."""
+    """A Lark grammar with its %json schemas made enforceable. GrammarError: one cannot be, or is not JSON."""
     made, at = [], 0
     for found in _BLOCK.finditer(lark):
         if found.start() < at:  # within a schema
@@ -85,7 +85,7 @@ def enforceable_blocks(lark: str) -> str:
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
-    """All names at any depth with what they stand for."""
+    """All (name, value) pairs of mappings, at any depth."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield name, inner
@@ -104,13 +104,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _digits(multiple: Any) -> int:
-    """Of a decimal number, without the point and the zeros at its end."""
+    """The digits of a decimal number as an integer, without the point and trailing zeros."""
     number = Decimal(repr(multiple)) if math.isfinite(multiple) else Decimal(1)
     return int("".join(map(str, number.normalize().as_tuple().digits))) or 1
 
 
 def _bounded(value: Any, of_names: bool = False) -> Any:
-    """of_names: the names of a mapping are any, and all it has are schemas."""
+    """A schema with its bounds replaced. of_names: `value` maps names to schemas, so its keys are no keywords."""
     if isinstance(value, Mapping):
         made = {}
         for name, inner in value.items():
@@ -127,12 +127,12 @@ def _bounded(value: Any, of_names: bool = False) -> Any:
 
 
 def _bound(name: str, bound: Any) -> Any:
-    """A bound that can be held; None: it excludes nothing. GrammarError."""
-    sign = -1 if name in _LOWER else 1  # towards what is excluded
+    """A bound that llguidance can represent; None: it excludes nothing. GrammarError: there is none."""
+    sign = -1 if name in _LOWER else 1  # the direction of the excluded numbers
     size = sign * bound
     if size >= sys.float_info.max:
         return None
-    if _LIMIT < size <= 1 << 64:  # of types of 64 bits
+    if _LIMIT < size <= 1 << 64:  # the limits of 64-bit integers, signed or not
         return sign * _LIMIT
     if abs(size) > _LIMIT:
         raise GrammarError(f"{name} is {bound}: numbers beyond 2^63 are not told apart, and cannot be bounds")

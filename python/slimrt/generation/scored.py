@@ -1,4 +1,4 @@
-"""How likely a model finds the tokens of a prompt, a piece of it at a time, since rows of logits are large."""
+"""Log probabilities of a prompt's tokens, computed in pieces, since the logits of all tokens are large."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from slimrt.runtime.session import Session, check_length
 
 
 def prompt_logprobs(runtime: Runtime, ids: list[int], n: int) -> tuple[str, list[TokenLogprob]]:
-    """The text of the first token, and every other one as if it had been generated, with the n likeliest in its place.
+    """The text of the first token, and a TokenLogprob of each further one, with the n most likely tokens in its place.
 
-    The texts joined are that of the ids, without control tokens.
+    The texts concatenated are the text of the ids, without control tokens.
     """
     return loop_of(runtime).run([(1, scored(runtime, ids, n))])[0]
 
 
 def scored(runtime: Runtime, ids: list[int], n: int) -> Task[tuple[str, list[TokenLogprob]]]:
-    """The same as a task. ContextOverflowError, at once: the text does not fit. ValueError: it has no tokens."""
+    """The same as a task. Raised at once: ContextOverflowError: the text does not fit. ValueError: it has no tokens."""
     if not ids:
         raise ValueError("the prompt has no tokens: give some text")
     check_length(len(ids), runtime, "the text")

@@ -1,9 +1,9 @@
-"""Searches for token sequences over the engine: many at once, each written as if it were alone.
+"""Tasks that search for token sequences: many are batched, and each gives the result that it would give alone.
 
-A task is a generator: it yields what it wants computed (Encode, Append, Decode, Read, Guess), is sent the result, and
-returns what it found. The loop puts what all tasks want into one call of the engine. So a batch forms by itself: who
-ends leaves it, and who waits takes the place. Greedy and sampled texts, beams, transcripts and forecasts are all made
-by it.
+A task is a generator: it yields what it wants computed (Encode, Append, Decode, Read, Guess), is sent the answer, and
+returns its result. The loop batches what all tasks want into one call of the engine: continuous batching, since a task
+that ends leaves the batch and a waiting one takes its place. Greedy and sampled texts, beams, transcripts and forecasts
+are all made this way.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Masks = NDArray[np.uint32]
 Rules = Callable[[Logits, Sequence[int]], None]
 """Changes a row of logits (vocab,) in place, given the tokens found so far."""
 May = Callable[[Sequence[int]], tuple[NDArray[np.uint32], int]]
-"""The mask and the joint_from of a Decode that leave what rules leave, given the tokens found so far."""
+"""The same rules as the mask and joint_from of a Decode, given the tokens found so far."""
 
 
 Logprobs = tuple[float, Sequence[tuple[int, float]]]
-"""Of a chosen token, and of the likeliest ones with theirs."""
+"""The log probability of a chosen token; and the most likely (token, log probability) pairs."""
 
 
 class Choosing(Protocol):
-    """What chooses tokens."""
+    """An engine's batched sampling."""
 
     def sample(
         self,
@@ -47,7 +47,7 @@ class Choosing(Protocol):
 
 
 class Engine(Protocol):
-    """What searches need of an engine, beside the tokens that they yield."""
+    """The engine's methods that searches call directly."""
 
     def new_sequence(self) -> int: ...
     def free_sequence(self, sequence: int) -> None: ...
@@ -57,10 +57,10 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Encode:
-    """Wanted: a source (int32 ids or float32 rows) encoded into an empty sequence. The answer is nothing.
+    """Request: encode a source (int32 ids or float32 rows) into an empty sequence. Answer: None.
 
-    positions: of its rows, int32 (n,), where there are gaps between them.
-    states: the answer is what the encoder made of it, float32 (rows, d_model).
+    positions: of the rows, int32 (n,), where they are not consecutive.
+    states: the answer is the encoder's output, float32 (rows, d_model).
     """
 
     sequence: Any
@@ -70,18 +70,18 @@ class Encode:
 
     @property
     def item(self) -> tuple[Any, ...]:
-        """As the engine takes it."""
+        """The arguments in the engine's order."""
         return (self.sequence, self.source) + (() if self.positions is None else (self.positions,))
 
 
 @dataclass(frozen=True)
 class Append:
-    """Wanted: tokens at the ends of sequences. The answer: logits float32 (sequences, vocab), the task's to change.
+    """Request: append tokens to sequences. Answer: logits float32 (sequences, vocab), which the task may change.
 
-    Where tokens find no room, even after others have given up their rows, the task is thrown the ContextOverflowError:
-    nothing was computed, and a task that is content with what it has returns it, which makes room.
+    If the tokens find no room, even after others were preempted, ContextOverflowError is thrown into the task; nothing
+    was computed. The task may return what it has.
 
-    outputs: rows of logits for so many of each sequence's last tokens, one sequence after the other.
+    outputs: rows of logits for this many last tokens of each sequence, one sequence after the other.
     """
 
     items: Sequence[tuple[Any, Sequence[int]]]
@@ -90,15 +90,14 @@ class Append:
 
 @dataclass(frozen=True)
 class Decode:
-    """Wanted: tokens at the end of a sequence, and one to follow them. The answer: it, and its Logprobs or None.
+    """Request: append tokens to a sequence and choose the next one. Answer: (token, its Logprobs or None).
 
-    All that tasks want in a step are chosen in one call, each by its sampler as if it were alone. Errors as Append.
+    The tokens of all tasks in a step are sampled in one call, each by its own sampler. Errors as Append.
 
-    logprobs: how many of the likeliest tokens to report; 0: none.
-    mask: bits (words,) of those that may be chosen, as core.Sampler reads them, or one that is made while the step
-        runs; None: all.
-    greedy: the sampler takes the likeliest of these.
-    joint_from: as core.Engine.sample has it.
+    logprobs: how many of the most likely tokens to report; 0: none.
+    mask: bits (words,) of the allowed tokens, as core.Sampler reads them, or a future of them; None: all are allowed.
+    greedy: the sampler takes the argmax.
+    joint_from: as in core.Engine.sample.
     """
 
     sequence: Any
@@ -116,10 +115,10 @@ class Decode:
 
 @dataclass(frozen=True)
 class Read:
-    """Wanted: tokens at the end of a sequence, and what the model makes of each. The answer: the rows of so many of the
-    first ones as a step had time for, float32 (n, vocab) of logits; the task asks again for the rest. Errors as Append.
+    """Request: append tokens to a sequence. Answer: logits of the first tokens, as many as the step had time for,
+    float32 (n, vocab); the task asks again for the rest. Errors as Append.
 
-    states: rows (n, d_model) of what the head reads, in place of logits.
+    states: hidden states (n, d_model), the input of the head, in place of logits.
     """
 
     sequence: Any
@@ -133,10 +132,10 @@ class Read:
 
 @dataclass(frozen=True)
 class Guess:
-    """Wanted: what may follow a text, as a smaller model guesses for all that want this in a step. The answer: so many
-    tokens at most, none where that does not pay.
+    """Request: draft tokens to follow a text, batched over all tasks that ask in a step. Answer: at most `most` tokens,
+    none where drafting does not pay.
 
-    session: of the text, whose rows may be given up meanwhile. tokens: the text, those without rows included.
+    session: of the text; its rows may be given up meanwhile. tokens: the whole text, with tokens that have no rows.
     """
 
     session: Any
@@ -151,7 +150,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wanted: nothing in this step, since another task computes what this one needs. The answer is nothing."""
+    """Request: nothing in this step, since another task computes what this one needs. Answer: None."""
 
 
 Wish = Encode | Append | Decode | Read | Guess | Wait
@@ -160,12 +159,12 @@ Task = Generator[Wish, Any, Result]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Tokens, and how likely they are.
+    """A text found, with its log probabilities.
 
     Attributes:
         tokens: without the end token.
-        logprobs: natural logarithms of their probabilities after the rules, and of the end token's if it came.
-        ended: an end token came; else there was no room for more.
+        logprobs: natural log probabilities of the tokens under the rules, and of the end token if `ended`.
+        ended: whether an end token came; else the limit was reached.
     """
 
     tokens: tuple[int, ...]
@@ -173,12 +172,12 @@ class Hypothesis:
     ended: bool
 
     def score(self, length_penalty: float = 1.0) -> float:
-        """Sum of logprobs over length ** length_penalty, the end token counted."""
+        """Sum of logprobs / length ** length_penalty; the end token counts in both."""
         return float(sum(self.logprobs)) / float(max(len(self.logprobs), 1) ** length_penalty)
 
 
 class _Running(Generic[Result]):
-    """A task under way, what it wants next (None: it is done), and its result."""
+    """A task under way, its current request (None: it is done), and its result."""
 
     result: Result
 
@@ -196,8 +195,8 @@ class _Running(Generic[Result]):
 def choices(
     engine: Choosing, rows: Sequence[NDArray[Any]], wishes: Sequence[Decode], masks: Sequence[NDArray[np.uint32] | None]
 ) -> Sequence[tuple[int, Logprobs | None]]:
-    """The answers to wishes, all in one call. rows: of each its logits (1, vocab), or of all the tokens that the engine
-    has chosen, int32 (1, 1); masks: of each its mask."""
+    """Answer Decode requests in one call. rows: for each its logits (1, vocab); or, if the engine took the argmax, for
+    each its token, int32 (1, 1). masks: for each its mask."""
     logits = rows[0] if len(rows) == 1 else np.concatenate(rows)
     if logits.dtype == np.int32:
         return [(int(token), None) for token in logits[:, 0]]
@@ -208,7 +207,7 @@ def choices(
 
 
 def _masks(masks: Sequence[NDArray[np.uint32] | None], n_vocab: int) -> Masks | None:
-    """A row for each; those without a mask may choose any token. None: no one has a mask."""
+    """Masks stacked (n, words); rows without a mask allow all tokens. None: no request has a mask."""
     if all(one is None for one in masks):
         return None
     words = (n_vocab + 31) // 32
@@ -220,7 +219,7 @@ def _masks(masks: Sequence[NDArray[np.uint32] | None], n_vocab: int) -> Masks | 
 
 
 def together(tasks: Sequence[Task[Result]]) -> Task[list[Result]]:
-    """One task of several that only append: they go in step, and their results come in order."""
+    """One task made of several that yield only Append: they advance in lockstep. Results in order."""
     running = [_Running(task) for task in tasks]
     try:
         for one in running:
@@ -245,14 +244,14 @@ def follow(
     limit: int,
     may: May | None = None,
 ) -> Task[Hypothesis]:
-    """One token after the other, as the sampler picks them: greedy or by chance.
+    """Generate token by token with a sampler, greedy or random.
 
     Args:
         sequence: computed up to `logits` (vocab,); the tokens are appended to it.
-        rules: applied to every row before the sampler; logprobs are what they leave of the model's distribution.
+        rules: applied to each row of logits before sampling; logprobs are those of the resulting distribution.
         limit: tokens at most.
-        may: the same rules, which only the first row needs then; those of all tasks are applied, and tokens chosen, in
-            one call on all threads.
+        may: the same rules as masks. Then `rules` are only applied to the first row, and the sampling of all tasks in
+            a step is one call on all threads.
     """
     tokens: list[int] = []
     logprobs: list[float] = []
@@ -274,7 +273,7 @@ def follow(
 
 
 def _pick(logits: Logits, tokens: Sequence[int], rules: Rules, sampler: core.Sampler) -> tuple[int, float]:
-    """A token of a row (vocab,), which the rules change, and its logprob."""
+    """A token sampled from a row (vocab,), to which the rules are applied in place, and its logprob."""
     rules(logits, tokens)
     token = sampler.sample(logits)
     return token, float(logits[token]) - log_normaliser(logits)
@@ -282,7 +281,7 @@ def _pick(logits: Logits, tokens: Sequence[int], rules: Rules, sampler: core.Sam
 
 @dataclass(frozen=True)
 class _Beam:
-    """A beginning. sequence: where it is computed, but for its last token."""
+    """A partial hypothesis. sequence: has the rows of all its tokens but the last."""
 
     sequence: int
     tokens: tuple[int, ...]
@@ -304,23 +303,23 @@ def beam_search(
     patience: float = 1.0,
     on_step: Callable[[int], object] | None = None,
 ) -> Task[list[Hypothesis]]:
-    """The likeliest sequences that a search with a few beginnings at a time finds, best first.
+    """Beam search: the most likely sequences found with num_beams hypotheses at a time, best first.
 
-    Of the likeliest continuations of all beams, those that end within the first num_beams places are results, and the
-    first num_beams others are the next beams. The search is over when there are num_beams results and the best beam,
+    Of the best continuations of all beams, those among the first num_beams that end are results, and the first
+    num_beams others are the next beams. The search stops when there are num_beams results and the best beam, if it
     ended now, would not be among them; with early_stopping as soon as there are num_beams results; or at the limit,
-    where beams are results too. Scores are sums of logprobs over length ** length_penalty, as Hugging Face has them.
-    patience: so many times num_beams results are waited for, and returned (Kasai et al., "A Call for Clarity in Beam
-    Search: How It Works and When It Stops", 2022).
+    where beams become results too. Scores are sums of logprobs / length ** length_penalty, as in Hugging Face's.
 
     Args:
-        root: a sequence computed up to `logits` (vocab,). Beams are its forks and take its rows, so that num_beams
-            sequences always have room for a full context; it may end up with its source alone.
+        root: a sequence computed up to `logits` (vocab,). Beams are forks of it, and its own rows are freed, so that
+            num_beams sequences always have room for a full context; only its source may be left in the end.
         limit: tokens at most.
-        on_step: told after each step how many tokens the beams have.
+        patience: num_beams * patience results are waited for, and returned (Kasai et al., "A Call for Clarity in Beam
+            Search: How It Works and When It Stops", 2022).
+        on_step: called after each step with the number of tokens of the beams.
 
     Raises:
-        ValueError: the rules leave nothing that may come.
+        ValueError: the rules allow no token.
     """
     beams, rows, enough = [_Beam(root, (), (), 0.0)], logits[None], max(round(num_beams * patience), 1)
     found, owned = list[Hypothesis](), set[int]()
@@ -349,16 +348,16 @@ def beam_search(
             engine.free_sequence(sequence)
 
 
-_Continuation = tuple[int, tuple[int, ...], tuple[float, ...], float]  # beam it continues, tokens, logprobs, total
+_Continuation = tuple[int, tuple[int, ...], tuple[float, ...], float]  # index of the beam, tokens, logprobs, total
 
 
 def _continuations(beams: Sequence[_Beam], rows: Logits, rules: Rules, count: int) -> list[_Continuation]:
-    """The likeliest `count` continuations of beams by a token, best first."""
+    """The best `count` continuations of the beams by one token, best first."""
     options: list[tuple[float, int, int, float]] = []
     for index, (beam, row) in enumerate(zip(beams, rows, strict=True)):
         rules(row, beam.tokens)
         normaliser = log_normaliser(row)
-        best = np.argpartition(-row, min(count, len(row)) - 1)[:count]  # slow from the end where many are -inf
+        best = np.argpartition(-row, min(count, len(row)) - 1)[:count]  # of -row: slow on row where many are -inf
         for token in best[np.isfinite(row[best])]:
             logprob = float(row[token]) - normaliser
             options.append((beam.total + logprob, index, int(token), logprob))
@@ -379,7 +378,7 @@ def _enough(
 
 
 def _forked(engine: Engine, beams: Sequence[_Beam], going_on: Sequence[_Continuation], owned: set[int]) -> list[_Beam]:
-    """Sequences for the next beams: a beam's own for its first continuation, forks for the others."""
+    """Sequences for the next beams: a beam's first continuation keeps its sequence, the others fork it."""
     for sequence in owned - {beams[index].sequence for index, *_ in going_on}:
         owned.remove(sequence)
         engine.free_sequence(sequence)

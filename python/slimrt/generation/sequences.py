@@ -1,4 +1,4 @@
-"""The engine as tasks use it: a sequence is a Session, whose tokens are known, or a handle of the engine's."""
+"""The engine as tasks see it: a sequence is a Session, which knows its tokens, or a handle of the engine."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Report = Callable[[int, int], object]
 
 
 class Sequences:
-    """The engine of a model, which each call has for itself."""
+    """A model's engine; each call locks it."""
 
     def __init__(self, runtime: Runtime):
         self._runtime = runtime
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else uses the model meanwhile."""
+        """Lock the model for several calls."""
         with self._runtime.lock:
             yield
 
@@ -56,16 +56,16 @@ class Sequences:
             return engine.alignment(sequence, tokens, heads)
 
     def encode(self, items: Sequence[tuple[Any, ...]], states: bool = False) -> list[NDArray[np.float32]] | None:
-        """As the engine's; sequences may be Sessions."""
+        """As core.Engine.encode; sequences may be Sessions."""
         with self._runtime.use() as engine:
             return engine.encode([(_handle(of), *source) for of, *source in items], states=states)
 
     def append(
         self, items: Sequence[tuple[Any, Ids]], outputs: Sequence[int], on_progress: Report | None, **kind: Any
     ) -> Any:
-        """Compute tokens, for Sessions after the rows that they have: these may be tokens of theirs that lack some, and
-        then new ones. Returns logits of the last `outputs` tokens of each item, float32 (rows, vocab); of the kind
-        "states" theirs, (rows, d_model), of "tokens" what greedy sampling takes, int32 (rows, 1)."""
+        """Compute tokens after the rows of their sequences. For a Session these are its own tokens without rows, if it
+        has any, then new ones. Returns logits of the last `outputs` tokens of each item, float32 (rows, vocab); with
+        states=True hidden states (rows, d_model); with tokens=True the argmax, int32 (rows, 1)."""
         total = sum(len(ids) for _, ids in items)
         show = self._runtime.show_progress and total > len(items)
         bar = progress.bar(True, total, "prefill", "tok") if show else nullcontext(lambda done, all: None)
@@ -98,23 +98,23 @@ class Sequences:
             return engine.sample(logits, samplers, masks=masks, logprobs=logprobs, joint_from=joint_from)
 
     def guess(self, wishes: Sequence[Guess], pace: Pace) -> list[Ids]:
-        """What the model that drafts for this one guesses."""
+        """Drafts by the model's drafter."""
         return list(self._runtime.draft.guess(wishes, pace))
 
     def missing(self, sequence: Any) -> Ids:
-        """Tokens of a Session without rows; of another sequence none."""
+        """The tokens of a Session that have no rows; empty for a handle."""
         if not isinstance(sequence, Session):
             return []
         with self._runtime.use() as engine:
             return sequence.missing(engine)
 
     def stored(self, sequence: Any) -> int:
-        """Rows that it has."""
+        """Rows of a sequence in the cache."""
         with self._runtime.use() as engine:
             return engine.length(_handle(sequence))
 
     def has_room(self, items: Sequence[tuple[Any, Ids]]) -> bool:
-        """Whether the pool has room for these tokens. What exceeds a context is for the engine to say."""
+        """Whether the pool has room for these tokens; whether they exceed a context is left to the engine."""
         with self._runtime.use() as engine:
             return engine.has_room([(_handle(of), len(ids)) for of, ids in items])
 
@@ -123,7 +123,7 @@ class Sequences:
             return engine.free_blocks()
 
     def gives_up(self, wish: Wish | None) -> bool:
-        """Whether a task that wants this has rows that it can do without, and have computed again."""
+        """Whether a task with this request has rows that can be freed and computed again."""
         sessions = _sessions(wish)
         if not sessions or not all(one.replaceable for one in sessions):
             return False
@@ -131,7 +131,7 @@ class Sequences:
             return any(engine.length(one.sequence) > 0 for one in sessions)
 
     def give_up(self, wish: Wish | None) -> None:
-        """Free these rows."""
+        """Free the rows of its sessions."""
         with self._runtime.use() as engine:
             for one in _sessions(wish):
                 engine.truncate(one.sequence, 0)
@@ -141,7 +141,7 @@ class Sequences:
 
 
 def is_closed(wish: Wish | None) -> bool:
-    """Whether a session was closed that a task wants to go on in."""
+    """Whether a session of this request was closed."""
     return any(one.closed for one in _sessions(wish))
 
 
@@ -150,7 +150,7 @@ def _handle(sequence: Any) -> int:
 
 
 def _sessions(wish: Wish | None) -> list[Session]:
-    """The sequences of a wish, if all of them are Sessions."""
+    """The sequences of a request, if all of them are Sessions; else none."""
     items = wish.items if isinstance(wish, (Append, Decode, Read, Guess)) else ()
     found = [of for of, _ in items if isinstance(of, Session)]
     return found if len(found) == len(items) else []

@@ -1,4 +1,4 @@
-"""Where a text ends by what it says."""
+"""Stop strings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopFilter:
-    """Lets text through up to the first stop string, holding back an end that may still become one."""
+    """Passes text on up to the first stop string, and holds back an end that may be the start of one."""
 
     def __init__(self, stops: Sequence[str]):
         self.stopped = False
@@ -26,12 +26,12 @@ class StopFilter:
         return released
 
     def flush(self) -> str:
-        """What was held back, now that no more text comes."""
+        """The text held back, when no more text comes."""
         released, self._held = self._held, ""
         return released
 
     def _possible_start(self) -> int:
-        """The length of the longest end of the held text that begins a stop string."""
+        """The length of the longest suffix of the held text that is a prefix of a stop string."""
         longest = min(len(self._held), max((len(stop) for stop in self._stops), default=1) - 1)
         for size in range(longest, 0, -1):
             if any(stop.startswith(self._held[-size:]) for stop in self._stops):

@@ -1,8 +1,8 @@
-"""Prefixes on disk: rows that the tree gives up, a file for each block of 32 tokens, for later and for the next start.
+"""Prefix cache on disk: rows that the tree evicts, one file for each block of 32 tokens, for later and after restarts.
 
-A file's name is a hash of what its rows depend on: the model, the cache's formats, fold and rotary frequencies, the
-key, and all tokens up to the block's end, block after block. So nothing is ever found that does not belong. Where rows
-cannot be kept in parts, behind a window or where they age, a file holds those of a whole text.
+A file's name is a hash of everything that its rows depend on: the model, the cache's formats, fold and rotary
+frequencies, the key, and all tokens up to the block's end, chained block by block. Where rows cannot be saved in parts
+(sliding windows, aging rows) a file holds all rows of a text.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Found:
-    """Files whose rows go on from the first `begin` tokens of a text, and the blocks that they need."""
+    """Files with the rows [begin, end) of a text, in order."""
 
     names: tuple[str, ...]
     begin: int
@@ -60,14 +60,14 @@ class Found:
 
 
 class PrefixStore(Closing):
-    """Files of rows in a directory that this process has to itself, for one model. For one thread at a time.
+    """A directory of row files for one model; only one process may use it. Not thread-safe.
 
     Attributes:
-        prefill_rate: tokens a second that computing them would take, by whoever knows; 0: unknown, so files pay.
-        disk_rate: bytes a second that loading took; 0: not measured yet.
-        keeps_whole: rows of this cache are kept with those of the whole text alone.
-        files, bytes: what is there, of this model and others.
-        loaded, written, damaged: tokens that were read from files, tokens that were written, files that were removed.
+        prefill_rate: tokens per second of prefill, set by the caller; 0: unknown, then files are always read.
+        disk_rate: bytes per second of loading; 0: not measured yet.
+        keeps_whole: rows of this cache can only be saved for a whole text.
+        files, bytes: in the directory, those of other models included.
+        loaded, written, damaged: tokens read from files, tokens written, damaged files removed.
 
     Raises:
         OSError: the directory cannot be made or written to, or another process uses it.
@@ -87,7 +87,7 @@ class PrefixStore(Closing):
             self._kind = _kind(runtime, engine)
         self._model_name = runtime.source.name
         self._start = blake2b(json.dumps(self._kind).encode(), digest_size=16)
-        self._index = self._listed()  # bytes of each file, in the order of their last use
+        self._index = self._listed()  # name -> bytes, least recently used first
         self.bytes = sum(self._index.values())
         self._tell_of_others()
         self._make_room(0)
@@ -97,8 +97,8 @@ class PrefixStore(Closing):
         return len(self._index)
 
     def find(self, ids: Sequence[int], length: int, key: str = "") -> Found | None:
-        """The rows of a text beyond its first `length` tokens, if there are any and to load them is faster than to
-        compute them."""
+        """The files that extend a text beyond its first `length` tokens, if there are any and loading them is faster
+        than computing."""
         hashes = self._hashes(np.array(ids, np.int32), key)
         begin = end = length // BLOCK
         while end < len(hashes) and self._name(hashes[end]) in self._index:
@@ -111,9 +111,9 @@ class PrefixStore(Closing):
         return found if found.end > length and self._pays(found, found.end - length) else None
 
     def load(self, engine: core.Engine, found: Found, sequence: int | None, length: int) -> tuple[int | None, int]:
-        """Puts rows that were found behind a sequence of `length` tokens (None: there is none). Returns it, or another
-        one in its place, and its length: less than found.end where there is no room or a file is damaged, whose name is
-        told then, and which is removed."""
+        """Append found rows to a sequence of `length` tokens (None: none yet). Returns the sequence, which may be
+        another one, and its length: less than found.end if there is no room or a file is damaged, which is then named
+        in a warning and removed."""
         target = engine.fork(sequence) if sequence is not None and found.begin > 0 else engine.new_sequence()
         engine.truncate(target, found.begin)
         for name in found.names:
@@ -129,7 +129,7 @@ class PrefixStore(Closing):
             except ContextOverflowError:
                 break
             self._measure(self._index[name] / (time.perf_counter() - started))
-        for name in reversed(found.names):  # the first of them is the last to go
+        for name in reversed(found.names):  # the first block is used last, so that it is removed last
             self._use(name)
         if (reached := engine.length(target)) <= length:
             engine.free_sequence(target)
@@ -140,12 +140,12 @@ class PrefixStore(Closing):
         return target, reached
 
     def save(self, engine: core.Engine, sequence: int, ids: Ids, begin: int, key: str = "") -> None:
-        """Writes the whole blocks of a sequence of these tokens that reach beyond `begin`, unless they are there.
-        A disk that is full is told of, once; then they are lost."""
+        """Write the whole blocks of a sequence of these tokens that end after `begin`, unless they are there already.
+        If the disk is full they are dropped, with one warning."""
         hashes = self._hashes(ids, key)
         first = begin // BLOCK
         try:
-            for i in reversed(range(first, 0 if self.keeps_whole else len(hashes))):  # the first is the last to go
+            for i in reversed(range(first, 0 if self.keeps_whole else len(hashes))):  # the first is removed last
                 name = self._name(hashes[i])
                 if not self._use(name):
                     self._write(name, _rows(engine, sequence, i * BLOCK, (i + 1) * BLOCK), BLOCK)
@@ -157,13 +157,13 @@ class PrefixStore(Closing):
                 self._write(name, _rows(engine, sequence, 0, end), end)
 
     def close(self) -> None:
-        """Lets others use the directory; the files stay."""
+        """Unlock the directory; the files stay."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def _hashes(self, ids: Ids, key: str) -> list[bytes]:
-        """Of each whole block: of it and all before it."""
+        """A hash for each whole block, over it and all blocks before it."""
         hashed, hashes = self._start.copy(), []
         hashed.update(blake2b(key.encode(), digest_size=16).digest())
         for i in range(len(ids) // BLOCK):
@@ -181,14 +181,14 @@ class PrefixStore(Closing):
         size = sum(self._index[name] for name in found.names)
         if size / self.disk_rate < tokens / self.prefill_rate:
             return True
-        self.disk_rate *= 1.1  # so that a disk that was busy once is tried again
+        self.disk_rate *= 1.1  # decays the estimate, so that a disk that was busy once is tried again
         return False
 
     def _measure(self, rate: float) -> None:
         self.disk_rate = 0.8 * self.disk_rate + 0.2 * rate if self.disk_rate else rate
 
     def _use(self, name: str) -> bool:
-        """Notes that a file is of use; False: there is none of this name."""
+        """Mark a file as recently used. False: there is no file of this name."""
         if name not in self._index:
             return False
         self._index.move_to_end(name)
@@ -201,7 +201,7 @@ class PrefixStore(Closing):
         self.bytes -= self._index.pop(name, 0)
 
     def _make_room(self, size: int) -> None:
-        """Removes what was not used for the longest time, until there is room for so many bytes more."""
+        """Remove the least recently used files until `size` more bytes fit."""
         while self._index and self.bytes + size > self._size:
             name = next(iter(self._index))
             (self._directory / name).unlink(missing_ok=True)
@@ -220,7 +220,7 @@ class PrefixStore(Closing):
                 file.write(_START.pack(_MAGIC, checksum, len(header)))
                 file.write(header)
                 file.write(rows.data)
-            os.replace(partial, path)  # what a crash of the machine leaves of it, the checksum tells
+            os.replace(partial, path)  # without fsync: a file that a system crash cut off fails its checksum
         except OSError as error:
             partial.unlink(missing_ok=True)
             if not self._refused:
@@ -248,7 +248,7 @@ class PrefixStore(Closing):
         self.damaged += 1
 
     def _listed(self) -> OrderedDict[str, int]:
-        """The files there, those of other models too: they count. What killed processes left is removed."""
+        """The files in the directory, of other models too, since they count. Partial files of killed writers go."""
         found = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
@@ -260,7 +260,7 @@ class PrefixStore(Closing):
         return OrderedDict((name, size) for _, name, size in sorted(found))
 
     def _tell_of_others(self) -> None:
-        """Says of which models or caches there are files that are not used here."""
+        """Note which files belong to other models or caches, and are not used here."""
         others: dict[str, list[str]] = {}
         for name in self._index:
             others.setdefault(name[:16], []).append(name)
@@ -286,7 +286,7 @@ class PrefixStore(Closing):
 
 
 def _locked(directory: Path) -> int:
-    """A lock on a directory, which ends with this process."""
+    """Lock a directory until the descriptor is closed or the process ends."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -301,7 +301,7 @@ def _locked(directory: Path) -> int:
 
 
 def _kind(runtime: Runtime, engine: core.Engine) -> dict[str, Any]:
-    """What rows depend on beside tokens: of the core's own words for it the hashes, with fold and without rotation."""
+    """What rows depend on besides tokens: hashes of the core's own description, layout and fold apart from rotation."""
     sequence = engine.new_sequence()
     saved = engine.save_rows(sequence, 0).tobytes()
     words, _, rotation = saved[saved.index(b"slimrt") :].rpartition(b" rope:")
@@ -333,7 +333,7 @@ def _is_name(name: str) -> bool:
 
 
 def _parts(data: bytes) -> tuple[dict[str, Any], NDArray[np.uint8]]:
-    """Header and rows of a file's bytes. ModelFormatError: they are damaged."""
+    """Header and rows of a file. ModelFormatError: it is damaged."""
     if len(data) < _START.size or data[:8] != _MAGIC:
         raise ModelFormatError("it does not begin as such a file does")
     _, checksum, size = _START.unpack_from(data)

@@ -1,4 +1,4 @@
-"""From a text to another, with models that have an encoder: the T5 family."""
+"""Sequence to sequence: a text from another text, with encoder-decoders of the T5 family."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Text2TextOptions(GenerateOptions, total=False):
 
 @dataclass(frozen=True)
 class Text2Text(Options):
-    """The same with their defaults, checked: greedy, unless told otherwise.
+    """The keywords of Text2TextOptions with their defaults, checked; greedy by default.
 
     Raises:
-        UnsupportedError: a context that is to be shifted.
+        UnsupportedError: lookup, cache_prompt or on_overflow="shift".
         ValueError, TypeError: as Options.
     """
 
@@ -59,11 +59,11 @@ class Text2Text(Options):
 
 
 class EncodedRun(Run):
-    """One text in the making from another.
+    """One text being generated from a source.
 
     Args:
-        source: ids of the other one.
-        index: its place among those of the call; the seed is that many above the call's.
+        source: ids of the source text.
+        index: of this source in the call; its seed is seed + index.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class EncodedRun(Run):
         self.source, self.index, self._on_result = source, index, options.on_result
 
     def _new_detokenizer(self, tokenizer: Tokenizer) -> IncrementalDetokenizer:
-        """The text begins here, whatever token the decoder starts with."""
+        """Begins a new text: the decoder's start token is no prompt to continue."""
         return tokenizer.detokenizer((), skip_special_tokens=True, shown=self.options.show_tokens)
 
     def task(self) -> Task[Generation]:
@@ -86,7 +86,7 @@ class EncodedRun(Run):
         return [Encode(sequence, np.array(self.source, np.int32))]
 
     def result(self) -> Generation:
-        """What there is so far; its prompt is the source."""
+        """The Generation so far; its prompt_tokens are the source's."""
         result, n_source = super().result(), len(self.source)
         speed = n_source / self._prefill_seconds if self._prefill_seconds else 0.0
         return replace(
@@ -96,7 +96,7 @@ class EncodedRun(Run):
         )
 
     def tell(self, result: Generation) -> None:
-        """Let who wants to know hear that the text is done."""
+        """Call on_result."""
         if self._on_result is not None:
             self._on_result(self.index, result)
 
@@ -104,7 +104,7 @@ class EncodedRun(Run):
 def text2text(
     runtime: Runtime, sources: Sequence[Sequence[int]], options: Text2Text, seed: int, called: float
 ) -> list[Generation]:
-    """The text for each source (ids); they are decoded together. Arguments and errors as Model.text2text."""
+    """The text for each source (ids), decoded together. Arguments and errors as Model.text2text."""
     require(runtime, "t5", to="turn a text into another")
     for source in sources:
         check_source(runtime, len(source))
@@ -117,14 +117,14 @@ def text2text(
 
 
 def _told(run: EncodedRun, search: Task[list[Generation]]) -> Task[Generation]:
-    """The best text of a search."""
+    """The best result of a beam search, reported to on_result."""
     best = (yield from search)[0]
     run.tell(best)
     return best
 
 
 def check_source(runtime: Runtime, length: int) -> None:
-    """Refuses a source that is empty or longer than the encoder takes: ValueError, ContextOverflowError."""
+    """Refuse a source that is empty or too long for the encoder: ValueError, ContextOverflowError."""
     most = core.encoder_of(runtime.info)["n_source"]
     if length == 0:
         raise ValueError("the text has no tokens: give some text")
@@ -136,7 +136,7 @@ def check_source(runtime: Runtime, length: int) -> None:
 
 
 def prefixed(text: str, source: str | None, target: str | None) -> str:
-    """A text with the words in front by which T5 was taught to translate, if both languages are named.
+    """A text with T5's translation prefix in front, if both languages are named.
 
     Raises:
         ValueError: only one is named.

@@ -1,8 +1,8 @@
-"""A model that drafts for itself: of a long text it reads the first and the newest rows alone, and all rows check.
+"""Self-speculative decoding: a model drafts with its first and newest cached rows only, and verifies with all rows.
 
-Attention gives most of its weight to these (Xiao et al., "Efficient Streaming Language Models with Attention Sinks",
-2024), and where rows are more bytes than weights a step that reads few of them is a small part of one that reads all
-(Sadhukhan et al., "MagicDec", 2024). Rows are shared with the text's own sequence, so that nothing is computed twice.
+These rows get most of the attention weight (Xiao et al., "Efficient Streaming Language Models with Attention Sinks",
+2024), and where the cache is larger than the weights a step that reads few rows is much faster (Sadhukhan et al.,
+"MagicDec", 2024). The rows are shared with the text's own sequence, so nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from slimrt.generation.search import Guess, Logits
 from slimrt.runtime.drafting import SELF
 from slimrt.runtime.runtime import Runtime
 
-_SINKS = 1  # blocks of the first rows
-_NEWEST = 31
-_LEAST = 4  # times as many rows as a thin fork has are in a text that is worth one
+_SINKS = 1  # blocks of first rows
+_NEWEST = 31  # blocks of newest rows
+_LEAST = 4  # a text has at least this many times the rows of a thin fork, else drafting is not worth it
 
 
 class ThinForks(Guesser):
-    """Guesses by forks of the texts that lack the rows in the middle.
+    """Drafts by forks of the texts without the rows in the middle.
 
     Args:
-        newest: blocks of the newest rows that a fork has.
+        newest: blocks of newest rows in a fork.
 
     Attributes:
-        taken: bytes: none but blocks of the model's own cache, for a moment.
+        taken: bytes beyond the model's own: 0, since forks take blocks of its cache, for one round.
 
     Raises:
-        UnsupportedError: rows that cannot be left out: of another cache mode than kv, or behind a window.
+        UnsupportedError: rows cannot be left out: a cache mode other than kv, or a sliding window.
     """
 
     taken = 0
@@ -51,13 +51,13 @@ class ThinForks(Guesser):
                 raise UnsupportedError(
                     f"{runtime.source.name} cannot draft for itself (draft_model={SELF!r}): {error}"
                 ) from None
-            except ValueError:  # there is nothing to leave out of it yet
+            except ValueError:  # supported, but an empty sequence has nothing to leave out
                 pass
             finally:
                 engine.free_sequence(empty)
 
     def info(self) -> dict[str, str | int]:
-        """name, n_ctx and bytes."""
+        """The drafter's name, n_ctx and bytes."""
         return {"name": SELF, "n_ctx": self.runtime.n_ctx, "bytes": self.taken}
 
     def __str__(self) -> str:
@@ -65,21 +65,21 @@ class ThinForks(Guesser):
         return f"drafts by {self.runtime.source.name} itself, over {rows} rows of texts of {_LEAST * rows} and more"
 
     def close(self) -> None:
-        """Nothing is held between steps."""
+        """Does nothing: no memory is kept between steps."""
 
     def can_guess(self, wish: Guess) -> bool:
         return len(wish.tokens) >= _LEAST * (_SINKS + self._newest) * BLOCK
 
     @contextmanager
     def begin(self, wishes: Sequence[Guess], n: int) -> Iterator[list[Going]]:
-        """Thin forks of those that have their rows, as far as there is room for what is appended to them."""
+        """Thin forks of the texts that have their rows, as far as there is room for the drafts."""
         begun, room = list[Going](), list[tuple[int, int]]()
         try:
             with self.runtime.use() as engine:
                 for wish in wishes:
                     sequence, most = wish.session.sequence, min(n, wish.most)
                     lacks = list(wish.tokens[engine.length(sequence) :])
-                    if len(lacks) > FEW:  # they were given up
+                    if len(lacks) > FEW:  # its rows were given up
                         continue
                     begun.append(Going(wish, engine.thin(sequence, _SINKS, self._newest), lacks, most))
                     room.append((begun[-1].sequence, len(lacks) + most))

@@ -1,4 +1,4 @@
-"""What a caller gave to the loop: tasks, their tickets, and what is told of them."""
+"""Tasks that callers submitted to the loop: tickets, calls, and their progress."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ OnStep = Callable[["Ticket[Any]"], object]
 
 
 class Cancelled(RuntimeError):
-    """Whoever asked for it has cancelled this work."""
+    """The caller has cancelled this work."""
 
 
 class Meter:
-    """What the steps took in which a task had a part, since it was last asked.
+    """What the steps of a task cost since the last take().
 
     Attributes:
         seconds: of these steps.
-        rows, skipped: rows of V that they came by, and those that they skipped.
+        rows, skipped: rows of V within reach of sparse attention, and those that it skipped.
     """
 
     def __init__(self) -> None:
@@ -32,18 +32,18 @@ class Meter:
         self.seconds, self.rows, self.skipped = self.seconds + seconds, self.rows + rows, self.skipped + skipped
 
     def take(self) -> tuple[float, int, int]:
-        """Seconds, rows and skipped; from here on they count anew."""
+        """Seconds, rows and skipped; all are reset to 0."""
         taken = self.seconds, self.rows, self.skipped
         self.seconds, self.rows, self.skipped = 0.0, 0, 0
         return taken
 
 
 class Call:
-    """Tasks that one caller asked for together: prompts among them wait for no texts of theirs.
+    """The tasks that one caller submitted together. Its prompts are not slowed down for its own texts.
 
     Args:
-        on_progress: told of what the engine computes for them; an exception from it ends them.
-        width: sequences that they use at once, at most; None: as many as there are.
+        on_progress: called with the tokens done and in all; an exception from it ends the tasks.
+        width: sequences that they use at once, at most; None: no limit of its own.
     """
 
     def __init__(self, on_progress: Report | None = None, width: int | None = None):
@@ -52,15 +52,15 @@ class Call:
 
     @classmethod
     def of(cls, on_progress: OnProgress | None) -> Call:
-        """Of texts, whose on_progress is told of prompts as "prefill"."""
+        """A call for texts, whose on_progress gets "prefill" as the stage."""
         return cls(None if on_progress is None else partial(on_progress, "prefill"))
 
     def give_up(self, error: Exception) -> None:
-        """End its tasks at the next step with this error, whichever thread this is."""
+        """End its tasks with this error at the next step; from any thread."""
         self.failure = self.failure or error
 
     def report(self, done: int, total: int) -> None:
-        """Tell; what is raised is kept for its tasks."""
+        """Call on_progress; an exception from it is kept, to end the tasks."""
         if self.on_progress is None or self.failure is not None:
             return
         try:
@@ -70,11 +70,11 @@ class Call:
 
 
 class Ticket(Generic[Result]):
-    """A task that was given to a loop.
+    """A task submitted to a loop.
 
     Attributes:
-        begun: it has had a sequence. done: it has a result, has failed, or was cancelled.
-        preemptions: how often it gave its rows up.
+        begun: it has started. done: it has a result, has failed, or was cancelled.
+        preemptions: how often its rows were given up.
     """
 
     def __init__(self, task: Task[Result], needs: int, call: Call, order: int):
@@ -85,7 +85,7 @@ class Ticket(Generic[Result]):
         self.on_step: OnStep | None = None
         self.eager, self.awaited, self.cancelled = False, 0, False
         self.wants: Wish | None = None
-        self.left: list[tuple[Any, Ids]] = []  # tokens of what it wants that are not computed yet
+        self.left: list[tuple[Any, Ids]] = []  # tokens of its request that are not computed yet
         self.answer: Any = None
         self.answered = False
         self._task = task
@@ -93,17 +93,17 @@ class Ticket(Generic[Result]):
         self.error: BaseException | None = None
 
     def result(self) -> Result:
-        """What the task returned. Raises what it raised; Cancelled."""
+        """The task's result. Raises the task's error, or Cancelled."""
         if self.error is not None:
             raise self.error
         return self._result  # type: ignore[return-value]
 
     def cancel(self) -> None:
-        """End it at the next step, whichever thread this is; nothing of a task that is done."""
+        """End it at the next step, from any thread; no effect if it is done."""
         self.cancelled = True
 
     def resume(self, error: BaseException | None = None) -> None:
-        """Go on with the answer, or with an error, up to the next wish."""
+        """Send the task its answer, or throw an error into it, and take its next request."""
         answer, self.answer, self.answered, self.begun = self.answer, None, False, True
         try:
             self.wants = self._task.send(answer) if error is None else self._task.throw(error)
@@ -121,13 +121,13 @@ class Ticket(Generic[Result]):
             self.answered = isinstance(wish, Wait)
 
     def close(self, error: Exception | None = None) -> None:
-        """End it now, with this error or Cancelled; for a thread that has the model."""
+        """End it now with this error or Cancelled; the caller holds the model's lock."""
         if not self.done:
             self._task.close()
             self._finish(error=error or Cancelled("this work was cancelled"))
 
     def lose(self, error: Exception) -> None:
-        """Have it fail without a word to its task, which may be in the hands of a thread that is gone."""
+        """Fail it without closing its generator, which may have been running in a thread that a fork did not copy."""
         self._finish(error=error)
 
     def _finish(self, *, result: Any = None, error: BaseException | None = None) -> None:

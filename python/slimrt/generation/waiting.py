@@ -1,4 +1,4 @@
-"""Grammars that begin within a text: behind the model's thoughts, or where a trigger stands. Before that it is free."""
+"""Grammars that begin within a text: after the model's thoughts, or at a trigger. Up to there any token is allowed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from slimrt.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_MARK = b"\xff"  # before the text of a control token, which no other text spells
+_MARK = b"\xff"  # before the name of a control token; no UTF-8 text contains it
 
 
 class Spelled:
-    """A text as tokens spell it: its bytes, control tokens marked, and ids of it."""
+    """A text as bytes, with control tokens marked, and as ids. only: its id, if it is a single token."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary, text: str):
         self.bytes, self.ids, controls = b"", list[int](), tokenizer.special_tokens
@@ -32,7 +32,7 @@ class Spelled:
 
 
 def split_controls(tokenizer: Tokenizer, text: str) -> list[str]:
-    """The parts of a text: control tokens, and what stands between them."""
+    """Split a text into control tokens and the texts between them."""
     controls = sorted((one for one in tokenizer.special_tokens if one and one in text), key=len, reverse=True)
     if not controls:
         return [text] if text else []
@@ -40,13 +40,13 @@ def split_controls(tokenizer: Tokenizer, text: str) -> list[str]:
 
 
 class WaitingGrammar(Grammar):
-    """A grammar whose texts begin within another one.
+    """A grammar that begins within a text.
 
     Args:
-        source: as llguidance reads it.
-        trigger: the grammar's texts begin with it; "": they begin at once, or behind the thoughts.
-        thoughts: what opens and closes thoughts, which may come first; none: ().
-        opened: the prompt has opened them.
+        source: in llguidance's syntax.
+        trigger: text with which the grammar's part begins; "": it begins at once, or after the thoughts.
+        thoughts: (opening, closing) texts of thoughts, which may come first; (): none.
+        opened: the prompt ends with the opening text.
 
     Errors as Grammar.
     """
@@ -74,12 +74,12 @@ class WaitingGrammar(Grammar):
 
 
 class _WaitingMatcher(Matcher):
-    """Waits in its text for the end of the thoughts, then for the trigger."""
+    """Allows any token until the thoughts have ended and the trigger has come."""
 
     def __init__(self, grammar: WaitingGrammar):
         super().__init__(grammar.vocabulary, grammar.begin())
         self._grammar, self._seen = grammar, b""
-        self._first = self._undecided = True  # nothing came yet; what came may still open thoughts
+        self._first = self._undecided = True  # no token yet; the tokens so far may still open thoughts
         self._thinks = bool(grammar.thoughts) and grammar.opened
         self._waits = grammar.trigger is not None
 
@@ -122,12 +122,12 @@ class _WaitingMatcher(Matcher):
 
     @property
     def _opening(self) -> int | None:
-        """The token that opens thoughts, where it may come."""
+        """The token that opens thoughts, if it may come now."""
         thoughts = self._grammar.thoughts
         return thoughts[0].only if self._first and thoughts and not self._grammar.opened else None
 
     def _look(self) -> None:
-        """Look in what was seen for what is waited for."""
+        """Search the text seen so far for the end of the thoughts and for the trigger."""
         thoughts, trigger = self._grammar.thoughts, self._grammar.trigger
         if self._undecided and thoughts and not self._thinks:
             text, opening = self._seen.lstrip(), thoughts[0].bytes
@@ -147,11 +147,11 @@ class _WaitingMatcher(Matcher):
             if not found:
                 self._seen = self._seen if self._undecided else self._seen[-len(trigger.bytes) :]
                 return
-            self._seen = rest  # what does not go on as a call is text
+            self._seen = rest  # if it does not continue as a call it is plain text
             self._waits = not self._begins(trigger.ids, rest)
 
     def _begins(self, ids: list[int], rest: bytes) -> bool:
-        """Begin the grammar's text with these tokens and bytes, if it may."""
+        """Start the grammar with these ids and the tokens of these bytes. False: it does not allow them."""
         ids, state = [*ids, *self._vocabulary.ids_of(rest)], self._grammar.begin()
         if state.try_consume_tokens(ids) != len(ids):
             return False
