@@ -1,1 +1,1 @@
-"""OpenAI's shapes, as llama-cpp-python has them: what a request may say, what an answer looks like, and the methods."""
+"""OpenAI's API: requests, responses, and the methods of Model with llama-cpp-python's names."""

@@ -1,7 +1,7 @@
-"""The parts of an assistant's answer: thoughts, content, calls of tools, told from its text as it comes.
+"""Parsing of an assistant's answer into thoughts, content and tool calls, while it is generated.
 
-A state machine over text, however it is cut into pieces. Nothing is repaired: what does not go on as a call is content,
-and arguments are the model's text, which a grammar has made JSON.
+A state machine over text, however it is cut into pieces. Nothing is repaired: what begins like a call but is none is
+content, and arguments are passed on as the model writes them (a grammar makes them JSON).
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ _MORE, _NOT = -1, -2
 
 
 class Parser(Protocol):
-    """Tells the parts of one answer. calls: how many of tools there were so far."""
+    """A parser of one answer. calls: tool calls so far."""
 
     calls: int
 
     def feed(self, text: str) -> list[Delta]:
-        """What a further piece tells: {"content": text}, {"reasoning_content": text}, {"tool_calls": [...]}, as the
-        chunks of OpenAI have them."""
+        """The deltas of a further piece, as in OpenAI's chunks: {"content": text}, {"reasoning_content": text},
+        {"tool_calls": [...]}."""
 
     def flush(self) -> list[Delta]:
-        """What is left, now that no more text comes."""
+        """The remaining deltas, when no more text comes."""
 
 
 class AnswerParser:
-    """Tells the parts of one answer.
+    """The parser of one answer.
 
     Args:
-        thoughts: how thoughts are marked; None: there are none.
-        opened: the prompt has opened them.
-        format, names: how calls are written, and of what tools; None: there are none.
+        thoughts: the marks around thoughts; None: the model writes none.
+        opened: the prompt ends with the opening mark.
+        format, names: of tool calls, and of the tools; None: there are no tools.
 
     Attributes:
-        calls: how many there were so far.
+        calls: tool calls so far.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class AnswerParser:
         self.calls = 0
         self._thoughts, self._format = thoughts, format
         self._names = sorted(names, key=len, reverse=True)
-        self._held = ""  # what is not told yet
-        self._begun = self._space = ""  # of a call, and before it: what is content if it is none
-        self._strip = opened  # white space that comes next is no part of the answer
+        self._held = ""  # text not passed on yet
+        self._begun = self._space = ""  # the beginning of a call, and the space before it: content if it is none
+        self._strip = opened  # white space that comes next is dropped
         self._depth, self._quoted, self._escaped = 0, False, False
-        self._calling = False  # a call was told, and what ends all of them was not seen
+        self._calling = False  # after a call, until the tail of all calls has been read
         self._deltas: list[Delta] = []
         self._state = self._in_thoughts if opened else self._at_start if thoughts else self._in_content
 
     def feed(self, text: str) -> list[Delta]:
-        """What a further piece tells."""
+        """The deltas of a further piece."""
         self._held += text
         while self._held and self._state():
             pass
@@ -70,7 +70,7 @@ class AnswerParser:
         return deltas
 
     def flush(self) -> list[Delta]:
-        """What is left, now that no more text comes."""
+        """The remaining deltas, when no more text comes."""
         rest, begun, self._held, self._begun, self._space = self._held, self._space + self._begun, "", "", ""
         if self._state == self._in_thoughts:
             self._tell("reasoning_content", rest)
@@ -79,7 +79,7 @@ class AnswerParser:
         deltas, self._deltas = self._deltas, []
         return deltas
 
-    # Each state takes of what is held as much as it can tell, and says whether another look is worth while.
+    # Each state consumes what it can of the held text, and returns whether the next state should look at the rest.
 
     def _at_start(self) -> bool:
         assert self._thoughts is not None
@@ -167,7 +167,7 @@ class AnswerParser:
         return True
 
     def _is_none(self) -> bool:
-        """It is no call: it begins as one, and is content."""
+        """It began like a call but is none: pass it on as content."""
         text = self._begun + self._held
         self._tell("content", self._space + text[0])
         self._held, self._begun, self._space, self._state = text[1:], "", "", self._in_content
@@ -175,7 +175,7 @@ class AnswerParser:
         return True
 
     def _scan(self) -> int:
-        """How much of what is held belongs to the arguments, an object or a list."""
+        """How many held characters belong to the arguments, an object or a list."""
         for at, letter in enumerate(self._held):
             if self._escaped:
                 self._escaped = False
@@ -195,7 +195,7 @@ class AnswerParser:
         return len(self._held)
 
     def _show(self, part: str, mark: str) -> bool:
-        """Tell what is held, but for an end that may begin the mark, and white space before that."""
+        """Pass on the held text, except an end that may be the start of the mark, and white space before that."""
         if self._strip:
             self._held = self._held.lstrip()
             self._strip = not self._held
@@ -212,14 +212,14 @@ class AnswerParser:
 
 
 def call_begun(index: int, name: str) -> Delta:
-    """The first delta of a call, which has an id of its own."""
+    """The first delta of a call, with a new id."""
     head = {"id": f"call_{''.join(secrets.choice(_ID_LETTERS) for _ in range(24))}", "type": "function"}
     return {"tool_calls": [{"index": index, **head, "function": {"name": name, "arguments": ""}}]}
 
 
 def matched(pattern: str, text: str) -> int:
-    """How many characters of the beginning of a text are a pattern, in which ID stands for any id and INDEX for any
-    number; _MORE: all of it may be the beginning of one; _NOT: it is none."""
+    """Match a pattern, in which ID stands for any id and INDEX for any number, at the start of a text: the length of
+    the match; _MORE: the text may be the beginning of one; _NOT: no match."""
     at = 0
     for letter in pattern:
         if letter == ID:
@@ -246,8 +246,8 @@ def matched(pattern: str, text: str) -> int:
 
 
 def joined(deltas: Sequence[Delta]) -> dict[str, Any]:
-    """The message that deltas make: content (None where there is none beside calls), reasoning_content and tool_calls
-    where there are some."""
+    """The message that deltas add up to: content (None if there are only calls); reasoning_content and tool_calls only
+    if there are any."""
     content, thoughts, calls = "", "", list[dict[str, Any]]()
     for delta in deltas:
         content += delta.get("content", "")

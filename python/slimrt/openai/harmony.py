@@ -1,8 +1,8 @@
-"""gpt-oss' format, Harmony: an answer is several messages, and the header of each names its channel and who it is for.
+"""gpt-oss' format (Harmony): an answer is a sequence of messages, whose headers name a channel and a recipient.
 
-What is thought is in the channel analysis, a call of a tool in commentary, to=functions.NAME, with its arguments as the
-text, and the answer in final; what commentary says to nobody is said to the user. The prompt ends within the first
-header, behind the role.
+Thoughts are in the channel "analysis"; a tool call is in "commentary" with to=functions.NAME and its arguments as the
+text; the answer is in "final". Commentary without a recipient is shown to the user. The prompt ends within the first
+header, after the role.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from slimrt.openai.answer import Delta, call_begun
 from slimrt.tokenizer.channels import ANALYSIS, MARKS
 from slimrt.tokenizer.tokenizer import Tokenizer
 
-_HEADERS = (*MARKS[:4], "to=")  # what a header may begin with, behind white space
+_HEADERS = (*MARKS[:4], "to=")  # beginnings of a header, after white space
 _LONGEST_HEADER = 256
-_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")  # of a message's text
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")  # any of them ends a message's text
 _END = re.compile("|".join(map(re.escape, _ENDS)))
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
@@ -26,28 +26,27 @@ _FUNCTION = "functions."
 
 
 class HarmonyParser:
-    """Tells the parts of one answer, as AnswerParser does of others.
+    """The parser of one answer, with the interface of answer.Parser.
 
     Args:
         names: of the tools that may be called.
 
     Attributes:
-        calls: how many there were so far.
-        part: what the text of the message under way is told as: "content", "reasoning_content" or "tool_calls"; "": its
-            header is not complete.
+        calls: tool calls so far.
+        part: of the current message: "content", "reasoning_content" or "tool_calls"; "": still in its header.
     """
 
     def __init__(self, names: Sequence[str] = ()):
         self.calls, self.part = 0, ""
         self._names = frozenset(names)
-        self._held = ""  # what is not told yet
-        self._is_plain = False  # what follows has no marks
-        self._before = ""  # what stands before the message's text where that is told
+        self._held = ""  # text not passed on yet
+        self._is_plain = False  # the rest is content without marks
+        self._before = ""  # put before the next text of the message
         self._told: set[str] = set()
         self._deltas: list[Delta] = []
 
     def feed(self, text: str) -> list[Delta]:
-        """What a further piece tells."""
+        """The deltas of a further piece."""
         self._held += text
         while self._held and (self._in_text() if self.part else self._in_header()):
             pass
@@ -55,7 +54,7 @@ class HarmonyParser:
         return deltas
 
     def flush(self) -> list[Delta]:
-        """What is left, now that no more text comes; a header that is cut off says nothing."""
+        """The remaining deltas, when no more text comes; an incomplete header is dropped."""
         if self.part:
             self._tell(self._held)
         self._held, deltas, self._deltas = "", self._deltas, []
@@ -66,7 +65,7 @@ class HarmonyParser:
         header, found, rest = text.partition("<|message|>")
         if not any(text.startswith(one[: len(text)]) for one in _HEADERS):
             self._begin("content")  # a text without a header
-        elif len(header) > _LONGEST_HEADER:  # nor is this one
+        elif len(header) > _LONGEST_HEADER:  # too long for a header
             self._begin("content")
             self._is_plain = True
         elif found:
@@ -75,7 +74,7 @@ class HarmonyParser:
         return bool(self.part)
 
     def _open(self, header: str) -> None:
-        """Begin a message."""
+        """Begin the message with this header."""
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         name = recipient[1].removeprefix(_FUNCTION) if recipient else ""
         if recipient and recipient[1].startswith(_FUNCTION) and name in self._names:
@@ -83,7 +82,7 @@ class HarmonyParser:
             self.calls, self.part, self._before = self.calls + 1, "tool_calls", ""
             return
         self._begin("reasoning_content" if channel and channel[1] == "analysis" else "content")
-        self._before += f"to={recipient[1]} " if recipient else ""  # a tool that there is not
+        self._before += f"to={recipient[1]} " if recipient else ""  # an unknown tool: its name is shown
 
     def _begin(self, part: str) -> None:
         self.part, self._before = part, "\n\n" if part in self._told else ""
@@ -114,7 +113,7 @@ class HarmonyParser:
 
 
 def thought_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> int:
-    """How many of an answer's tokens are thoughts, the headers of these included."""
+    """How many of an answer's tokens are thoughts, with their headers."""
     parser, thought, pending = HarmonyParser(), 0, 0
     for token in tokens:
         parser.feed(tokenizer.token_bytes(token).decode("latin-1"))  # the marks are ASCII
@@ -127,13 +126,13 @@ def thought_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> int:
 def harmony_source(
     literal: Callable[[str], str], schemas: Mapping[str, Mapping[str, Any]], answer: str, free_end: bool
 ) -> str:
-    """A Lark grammar of answers: thoughts and words to the user, and then a call or the answer.
+    """A Lark grammar of answers: thoughts and commentary, then a call or the final answer.
 
     Args:
-        literal: makes a text with control tokens one of Lark's.
-        schemas: of the arguments of each tool that may be called.
-        answer: the rule of what the answer is; "": there is to be a call.
-        free_end: what ends free texts is a control token, which no text spells; else they may not hold its beginning.
+        literal: makes a Lark literal of a text with control tokens.
+        schemas: tool name -> JSON schema of its arguments.
+        answer: the rule of the final answer; "": a call is required.
+        free_end: free text ends with a control token, which no text spells; else it must not contain its beginning.
     """
     turn = literal("<|end|><|start|>assistant")
     message = literal("<|message|>")

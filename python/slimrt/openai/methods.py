@@ -1,4 +1,4 @@
-"""The OpenAI-shaped methods of slimrt.Model, with the names and defaults of llama-cpp-python."""
+"""The OpenAI-compatible methods of slimrt.Model, with the names and defaults of llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 _COMPLETION, _CHAT, _CHUNK = "text_completion", "chat.completion", "chat.completion.chunk"
 _Choice = Callable[[str, Sequence[TokenLogprob], str | None], Json]
-"""Of a piece of text, the tokens that are new with it, and why the text ends."""
+"""(a piece of text, the tokens new with it, the finish reason or None) -> the choice of a chunk."""
 
 
 class OpenAIMethods(TextGeneration):
-    """Requests and answers as dictionaries of OpenAI's shapes, made by the same engine as generate's."""
+    """Requests and responses as dictionaries in OpenAI's format, by the same engine as generate."""
 
     @overload
     def create_completion(
@@ -65,21 +65,21 @@ class OpenAIMethods(TextGeneration):
         n: int = 1, stream: bool = False, stream_options: Mapping[str, bool] | None = None,
         model: str | None = None, **options: Any,
     ) -> Json | Iterator[Json]:  # fmt: skip
-        """Continue a prompt: a text_completion; calling the model is the same.
+        """Continue a prompt: returns a text_completion. Calling the model is the same.
 
         Args:
             prompt: text or token ids, or a list of these, whose choices come one prompt after the other.
-            max_tokens: 16; None or -1: until the model ends the text or the context is full.
-            echo: begin the text with the prompt; with logprobs its tokens are scored too.
-            logprobs: how many of the likeliest tokens to report in each place, besides the chosen one.
-            n: answers to each prompt; the i-th of all choices uses seed + i. They are made n_seqs at a time.
-            stream: return an iterator of chunks. stream_options: {"include_usage": True} for one with the usage.
-            model: the name that the answer has; None: the file's.
+            max_tokens: 16 by default; None or -1: until the model ends the text or the context is full.
+            echo: begin the text with the prompt; with logprobs the prompt's tokens are scored too.
+            logprobs: how many of the most likely tokens to report at each position, besides the chosen one.
+            n: answers to each prompt; choice i uses seed + i. They are decoded n_seqs at a time.
+            stream: return an iterator of chunks. stream_options: {"include_usage": True} adds one with the usage.
+            model: the name in the response; None: the file's.
             response_format: {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": ...}}.
-            options: as generate, temperature 0.8 among them; None is a default.
+            options: as generate, with its defaults (temperature 0.8); None means the default.
 
         Raises:
-            UnsupportedError: something that slimrt lacks, by name. TypeError: an option that nobody has.
+            UnsupportedError: an option of OpenAI or llama-cpp-python that slimrt lacks. TypeError: an unknown option.
             Others as generate.
         """
         continues_texts(self._runtime.source)
@@ -126,22 +126,22 @@ class OpenAIMethods(TextGeneration):
         logprobs: bool | None = None, top_logprobs: int | None = None, n: int = 1, stream: bool = False,
         stream_options: Mapping[str, bool] | None = None, model: str | None = None, **options: Any,
     ) -> Json | Iterator[Json]:  # fmt: skip
-        """The assistant's next message: a chat.completion.
+        """Generate the assistant's next message: returns a chat.completion.
 
         Args:
             messages: {"role": "user", "content": "..."}, in order.
-            max_tokens: None or -1: until the model ends the message or the context is full; max_completion_tokens is
+            max_tokens: None or -1: until the model ends the message or the context is full. max_completion_tokens means
                 the same.
-            temperature: 0.2.
-            logprobs: report those of the tokens, with top_logprobs of the likeliest ones in each place.
-            tools: {"type": "function", "function": {"name", "description", "parameters"}}, that the model may call:
-                the message then has tool_calls, whose arguments are of the schemas in `parameters`. tool_choice:
-                "auto", "none", "required", or a function; parallel_tool_calls: several in a message.
-            reasoning_effort: how much is to be thought, where the template asks for it.
-            chat_template, chat_template_kwargs: as chat. Thoughts that the template knows of are reasoning_content.
-            Others as create_completion, and its errors; UnsupportedError too for a model without a chat template.
+            temperature: 0.2 by default.
+            logprobs: report the tokens' log probabilities, with the top_logprobs most likely tokens at each position.
+            tools: {"type": "function", "function": {"name", "description", "parameters"}}, which the model may call:
+                the message then has tool_calls, whose arguments follow the schemas in `parameters`. tool_choice:
+                "auto", "none", "required", or a function; parallel_tool_calls: allow several calls in a message.
+            reasoning_effort: how much the model is to think, if its chat template has such a setting.
+            chat_template, chat_template_kwargs: as in chat. Thoughts that the template marks become reasoning_content.
+            Others as create_completion, and its errors; also UnsupportedError for a model without a chat template.
         """
-        from slimrt.openai.tools import ChatRequest, constrain  # and with it jinja2
+        from slimrt.openai.tools import ChatRequest, constrain  # imports jinja2, which takes time
 
         continues_texts(self._runtime.source)
         newer = options.pop("max_completion_tokens", None)
@@ -175,7 +175,7 @@ class OpenAIMethods(TextGeneration):
     def create_embedding(
         self, input: Text | Texts, *, model: str | None = None, encoding_format: str = "float", **options: Any
     ) -> Json:
-        """Texts as vectors of length 1, the means of their tokens' states (see embed): a list of embeddings.
+        """Embed texts as vectors of length 1, the means of their tokens' hidden states (see embed): returns a list.
 
         Args:
             input: a text or its token ids, or a list of these.
@@ -197,7 +197,7 @@ class OpenAIMethods(TextGeneration):
         return embeddings(vectors, sum(map(len, ids)), name, encoding_format)
 
     def _several(self, prompts: list[list[int]], n: int, options: GenerateOptions) -> list[Generation]:
-        """n answers to each prompt, one prompt after the other."""
+        """n answers to each prompt, in one list, prompt by prompt."""
         if _positive("n", n) == 1:
             return list(self._generate(prompts, None, None, options))
         return [one for answers in self._generate(prompts, n, None, options) for one in answers]
@@ -207,7 +207,7 @@ class OpenAIMethods(TextGeneration):
         return prompt if isinstance(prompt, str) else self._runtime.source.tokenizer.decode(ids, True)
 
     def _completion_logprobs(self, prompt: list[int], result: Generation, count: int, before: str | None) -> Json:
-        """before: the prompt as text, to be scored too; None: it is not echoed."""
+        """Logprobs of a completion. before: the prompt's text, if it is echoed: its tokens are scored too."""
         bytes_of = self._runtime.source.tokenizer.token_bytes
         tokens = result.logprobs or ()
         if before is None:
@@ -229,7 +229,7 @@ class OpenAIMethods(TextGeneration):
 
 
 def _chunks(head: Head, kind: str, stream: Stream, choice: _Choice, first: Json | None, counts: bool) -> Iterator[Json]:
-    """The chunks of a text as it comes; closing the iterator ends the work."""
+    """The chunks of a text as it is generated; closing the iterator stops the work."""
     with stream:
         if first is not None:
             yield first
@@ -247,7 +247,7 @@ def _chunks(head: Head, kind: str, stream: Stream, choice: _Choice, first: Json 
 def _chat_chunks(
     head: Head, stream: Stream, chat: Chat, shown: Callable[[Sequence[TokenLogprob]], Json | None], counts: bool
 ) -> Iterator[Json]:
-    """The chunks of a message as it comes; closing the iterator ends the work."""
+    """The chunks of a message as it is generated; closing the iterator stops the work."""
     with stream:
         yield head.response(_CHUNK, [chat_piece(0, {"role": "assistant"}, None, None)])
         parser, told = chat.parser(), 0

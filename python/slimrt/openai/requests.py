@@ -1,4 +1,4 @@
-"""What a request in OpenAI's words asks for, in ours; what slimrt lacks is refused by name."""
+"""Translation of OpenAI's request options to generate's; what slimrt lacks is refused by name."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from slimrt.plumbing.arguments import unknown
 from slimrt.plumbing.keywords import refusal
 
 OPTIONS = frozenset(GenerateOptions.__annotations__) - {"max_tokens", "logprobs", "num_beams", "on_progress"}
-"""Those of generate that have the same name, and mean the same, here."""
+"""Options of generate with the same name and meaning here."""
 
 _NO_TOOLS = "create_chat_completion has tools"
 
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")
-"""What chat requests have beside options (tools.py)."""
+"""Fields of chat requests that are no options of generate (see tools.py)."""
 
 _RENAMED = {"mirostat_mode": "mirostat"}
 
@@ -35,14 +35,14 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "reasoning_effort": ((None,), "it goes with create_chat_completion"),
     "dimensions": ((None,), "vectors have the model's width"),
 }
-"""What others take, the values that ask for nothing, and what to do in its place."""
+"""Options that slimrt lacks: the values that are accepted since they ask for nothing, and what to use instead."""
 
 
 def engine_options(call: str, given: Mapping[str, Any], max_tokens: int | None) -> GenerateOptions:
-    """The options of generate for a request. None is a default, as OpenAI's null is; of max_tokens it is no limit.
+    """The options of generate for a request. None means the default, like OpenAI's null; for max_tokens: no limit.
 
     Raises:
-        UnsupportedError: something that slimrt lacks. TypeError: what nobody has.
+        UnsupportedError: an option that slimrt lacks. TypeError: an unknown option.
     """
     options: dict[str, Any] = {"max_tokens": -1 if max_tokens is None else max_tokens}
     for given_name, value in given.items():
@@ -53,19 +53,19 @@ def engine_options(call: str, given: Mapping[str, Any], max_tokens: int | None) 
             options |= {} if value is None else {name: value}
         elif name in REFUSED:
             refuse(call, name, value)
-        elif name != "user":  # who asks changes nothing
+        elif name != "user":  # the user's name is ignored
             raise TypeError(refusal(call, name, OPTIONS | {"max_tokens", "response_format"}))
-    if isinstance(bias := options.get("logit_bias"), Mapping):  # JSON's keys are texts
+    if isinstance(bias := options.get("logit_bias"), Mapping):  # keys are strings in JSON
         options["logit_bias"] = {int(id) if isinstance(id, str) else id: value for id, value in bias.items()}
     return cast(GenerateOptions, options)
 
 
 def response_format(call: str, value: Any) -> dict[str, Any]:
-    """The options for OpenAI's response_format; a schema is enforced whether or not it is called strict.
+    """The options for OpenAI's response_format. A schema is always enforced, "strict" or not.
 
     Raises:
-        UnsupportedError: a type that is none of "text", "json_object" and "json_schema".
-        TypeError: not as OpenAI has it.
+        UnsupportedError: a type other than "text", "json_object" and "json_schema".
+        TypeError: it is malformed.
     """
     if value is None:
         return {}
@@ -75,7 +75,7 @@ def response_format(call: str, value: Any) -> dict[str, Any]:
     if kind == "text":
         return {}
     if kind == "json_object":
-        schema = value.get("schema")  # llama.cpp's may have one
+        schema = value.get("schema")  # an extension of llama.cpp
         return {"json_schema": {"type": "object"} if schema is None else schema}
     if kind != "json_schema":
         formats = ("text", "json_object", "json_schema")
@@ -88,7 +88,7 @@ def response_format(call: str, value: Any) -> dict[str, Any]:
 
 
 def refuse(call: str, name: str, value: Any) -> None:
-    """UnsupportedError unless the value asks for nothing."""
+    """UnsupportedError, unless the value asks for nothing."""
     nothing, instead = REFUSED[name]
     if value not in nothing:
         raise UnsupportedError(f"{call} does not support {name}={value!r}: {instead}")

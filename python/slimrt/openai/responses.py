@@ -1,4 +1,4 @@
-"""Answers in OpenAI's shapes, as plain dictionaries: pure functions of what was generated."""
+"""Responses in OpenAI's format, as plain dictionaries: pure functions of what was generated."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from slimrt.results import Generation, TokenLogprob
 
 Json = dict[str, Any]
 BytesOf = Callable[[int], bytes]
-"""Of a token id."""
+"""The bytes of a token, by its id."""
 
 _REASONS = {"stop": "stop", "length": "length", "context": "length", "unfinished": None}
 
 
 @dataclass(frozen=True)
 class Head:
-    """What all parts of an answer begin with."""
+    """The fields shared by a response and all its chunks."""
 
     id: str
     created: int
@@ -31,34 +31,34 @@ class Head:
 
     @classmethod
     def new(cls, prefix: str, model: str) -> Head:
-        """With an id of its own, and the time."""
+        """With a new id, and the current time."""
         return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
 
     def response(self, kind: str, choices: Sequence[Json], usage: Json | None = None) -> Json:
-        """A whole answer, or a chunk of one."""
+        """A whole response, or a chunk of one."""
         head = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": list(choices)}
         return head if usage is None else head | {"usage": usage}
 
 
 def usage(prompts: Sequence[Generation], answers: Sequence[Generation]) -> Json:
-    """Counts of tokens. prompts: one answer to each prompt; a prompt counts once, however many answers it has."""
+    """Counts of tokens. prompts: one result for each prompt, so that each prompt counts once; answers: all results."""
     prompt = sum(one.usage.prompt_tokens for one in prompts)
     completion = sum(one.usage.completion_tokens for one in answers)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def finish_reason(result: Generation) -> str | None:
-    """OpenAI's word for it; None of a text that goes on."""
+    """OpenAI's finish_reason; None for an unfinished text."""
     return _REASONS[result.finish_reason]
 
 
 def completion_choice(index: int, text: str, logprobs: Json | None, reason: str | None) -> Json:
-    """A choice of a text_completion, whole or a piece."""
+    """A choice of a text_completion or of a chunk of one."""
     return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
 
 
 def chat_reason(result: Generation, calls: int) -> str | None:
-    """OpenAI's word for why a message ends, which has calls of tools or not."""
+    """OpenAI's finish_reason of a message with this many tool calls."""
     return "tool_calls" if calls and result.finish_reason == "stop" else finish_reason(result)
 
 
@@ -76,13 +76,12 @@ def completion_logprobs(
     tokens: Sequence[TokenLogprob], count: int, bytes_of: BytesOf, *,
     offset: int = 0, first: str | None = None, prompt: Sequence[TokenLogprob] = (),
 ) -> Json:  # fmt: skip
-    """Of a text_completion: lists with an entry a token.
+    """The logprobs of a text_completion: lists with one entry for each token.
 
     Args:
-        count: likeliest tokens shown in each place; the chosen one is among them in any case.
+        count: most likely tokens shown at each position, besides the chosen one.
         offset: characters before the text of these tokens.
-        first, prompt: tokens that are shown before them: the text of one that has nothing before it, and no
-            probability, and those that follow it.
+        first, prompt: an echoed prompt: the text of its first token, which has no probability, and its other tokens.
     """
     texts = [] if first is None else [first]
     values: list[float | None] = [None] * len(texts)
@@ -91,13 +90,13 @@ def completion_logprobs(
     for one in (*prompt, *tokens):
         texts.append(one.text)
         values.append(one.logprob)
-        likeliest = reversed(one.top[:count])  # of tokens that look the same the likelier one stays
+        likeliest = reversed(one.top[:count])  # of tokens with the same text the most likely is written last, and stays
         tops.append({text_of(top.token, bytes_of): top.logprob for top in likeliest} | {one.text: one.logprob})
     return {"tokens": texts, "text_offset": offsets, "token_logprobs": values, "top_logprobs": tops}
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], count: int, bytes_of: BytesOf) -> Json:
-    """Of a chat.completion: an entry a token, with the likeliest `count` in its place."""
+    """The logprobs of a chat.completion: one entry for each token, with the `count` most likely ones."""
     entries = [
         _entry(one.token, one.logprob, bytes_of)
         | {"top_logprobs": [_entry(top.token, top.logprob, bytes_of) for top in one.top[:count]]}
@@ -115,7 +114,7 @@ def text_of(id: int, bytes_of: BytesOf) -> str:
 
 
 def embeddings(vectors: NDArray[np.float32], n_tokens: int, model: str, encoding_format: str) -> Json:
-    """A list of embeddings. vectors: float32 (n, d). encoding_format: "float", or "base64" of little-endian float32."""
+    """OpenAI's list of embeddings. vectors: float32 (n, d). encoding_format: "float", or "base64" (float32 LE)."""
 
     def written(vector: NDArray[np.float32]) -> Any:
         return (

@@ -1,4 +1,4 @@
-"""Tools and thoughts of chat requests: what the model may write, and who tells its parts."""
+"""Tools and thoughts of chat requests: the grammar of the answer, and the parser of its parts."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from slimrt.tokenizer.tool_format import (
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _PATTERNS = {ID: f"/{ID_PATTERN}/", INDEX: f"/[0-9]{{1,{INDEX_LENGTH}}}/"}
-_SPACE = r"/[ \n]{0,4}/"  # between thoughts and what follows them
+_SPACE = r"/[ \n]{0,4}/"  # allowed between thoughts and the answer
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What a chat request says of its messages and tools, as OpenAI has it.
+    """The messages, tools and options of a chat request, in OpenAI's format.
 
     Attributes:
-        options: of generate, with json_schema, grammar, regex or choice where the request has them (requests.py).
-        reasoning_effort: how much is to be thought, for templates that ask for it.
+        options: of generate, including json_schema, grammar, regex or choice if the request has them (requests.py).
+        reasoning_effort: how much the model is to think, for templates with such a setting.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -63,13 +63,13 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class Chat:
-    """A request made ready.
+    """A chat request ready to be generated.
 
     Attributes:
         ids: the prompt.
-        options: as generate takes them.
-        parser: makes one for each answer.
-        thought: how many of an answer's tokens are thoughts; None: the model has none.
+        options: of generate.
+        parser: makes a parser, one for each answer.
+        thought: counts the thought tokens of an answer; None: the model writes no thoughts.
     """
 
     ids: list[int]
@@ -78,13 +78,13 @@ class Chat:
     thought: Callable[[Sequence[int]], int] | None
 
     def message(self, result: Generation) -> tuple[dict[str, Any], str | None]:
-        """The message of an answer, and why it ends, as OpenAI has them."""
+        """The message of an answer, and its finish_reason, in OpenAI's format."""
         parser = self.parser()
         message = joined([*parser.feed(result.text), *parser.flush()])
         return message, chat_reason(result, parser.calls)
 
     def details(self, results: Sequence[Generation]) -> dict[str, Any]:
-        """What the usage of answers says of thoughts; of a model that has none nothing."""
+        """completion_tokens_details for the usage; empty if the model writes no thoughts."""
         if self.thought is None:
             return {}
         return {"completion_tokens_details": {"reasoning_tokens": sum(self.thought(one.tokens) for one in results)}}
@@ -95,8 +95,8 @@ class _Form:
     """How a model's answers are written.
 
     Attributes:
-        tools: those that may be called; required: one must be.
-        calls: how, where there are some. thoughts, opened: as AnswerParser has them. harmony: as gpt-oss'.
+        tools: that may be called; required: one must be.
+        calls: format of tool calls, if any. thoughts, opened: as in AnswerParser. harmony: gpt-oss' format.
     """
 
     tools: Sequence[Mapping[str, Any]]
@@ -108,7 +108,7 @@ class _Form:
 
     @property
     def marks(self) -> Sequence[str]:
-        """Texts whose control tokens are shown to the parser."""
+        """Texts with the control tokens that the parser needs to see."""
         if self.harmony:
             return MARKS
         thoughts = [self.thoughts.begin, self.thoughts.end] if self.thoughts else []
@@ -125,7 +125,7 @@ class _Form:
 
 
 def _thought(tokenizer: Tokenizer, thoughts: Thoughts, opened: bool, tokens: Sequence[int]) -> int:
-    """How many of an answer's tokens are thoughts, the marks around them included."""
+    """How many of an answer's tokens are thoughts, with the marks around them."""
     begin, end, data = thoughts.begin.encode(), thoughts.end.encode(), b""
     for n, token in enumerate(tokens, 1):
         piece = tokenizer.token_bytes(token)
@@ -138,12 +138,12 @@ def _thought(tokenizer: Tokenizer, thoughts: Thoughts, opened: bool, tokens: Seq
 
 
 def constrain(runtime: Runtime, request: ChatRequest) -> Chat:
-    """Make a chat request ready: the prompt, what the answer is held to, and how its parts are told. Nothing is
-    computed; it takes some milliseconds, with a new model a second.
+    """Prepare a chat request: the prompt, the grammar of the answer, and its parser. It runs no model; it takes some
+    milliseconds, and about a second the first time for a model.
 
     Raises:
-        GrammarError: a schema that is wrong or cannot be enforced. TypeError: tools that are not as OpenAI has them.
-        UnsupportedError: a tool_choice that there is not; no chat template; llguidance is missing.
+        GrammarError: a schema that is wrong or cannot be enforced. TypeError: malformed tools.
+        UnsupportedError: an unknown tool_choice; no chat template; llguidance is missing.
         Others as slimrt.tokenizer.chat.render_chat.
     """
     tokenizer = runtime.source.tokenizer
@@ -172,8 +172,8 @@ def chosen_tools(request: ChatRequest) -> tuple[list[Mapping[str, Any]], bool]:
     """The tools that may be called, and whether one must be.
 
     Raises:
-        TypeError: tools that are not as OpenAI has them. UnsupportedError: a tool_choice that there is not.
-        ValueError: a tool_choice without its tool.
+        TypeError: malformed tools. UnsupportedError: an unknown tool_choice.
+        ValueError: two tools with one name; a tool_choice that names none of the tools.
     """
     tools, choice = list(request.tools or ()), request.tool_choice
     names = [str(_function(one)["name"]) for one in tools]
@@ -197,7 +197,7 @@ def chosen_tools(request: ChatRequest) -> tuple[list[Mapping[str, Any]], bool]:
 
 
 def _function(tool: Any) -> Mapping[str, Any]:
-    """The function of a tool. TypeError, UnsupportedError."""
+    """The function of a tool. TypeError, UnsupportedError, GrammarError: it is malformed."""
     if not isinstance(tool, Mapping) or not isinstance(function := tool.get("function"), Mapping):
         raise TypeError(f"tools: a tool is {{'type': 'function', 'function': {{'name', 'parameters'}}}}, got {tool!r}")
     if tool.get("type", "function") != "function":
@@ -239,8 +239,8 @@ def _with_tools(
     variables: dict[str, Any],
     tools: Sequence[Mapping[str, Any]],
 ) -> list[int]:
-    """A prompt that shows tools. OpenAI's may have no description and no parameters, which some templates look into
-    (gpt-oss', Hermes'): to these both are empty."""
+    """A prompt with tools. OpenAI allows tools without description and parameters, which some templates read (gpt-oss',
+    Hermes'): if one fails it is tried with empty ones."""
     try:
         return render_chat(tokenizer, messages, chat_template=template, variables=variables | {"tools": tools})
     except ChatError:
@@ -253,7 +253,7 @@ def _with_tools(
 
 
 def _instructed(tokenizer: Tokenizer, template: str, messages: list[Any], text: str) -> list[Any]:
-    """Messages with a text behind the system message, or, where the template takes none, before the user's first."""
+    """Messages with a text added to the system message, or to the first user message if the template takes none."""
     first = messages[0]
     if first["role"] == "system":
         return [
@@ -266,7 +266,7 @@ def _instructed(tokenizer: Tokenizer, template: str, messages: list[Any], text: 
 
 
 def _grammar(runtime: Runtime, form: _Form, parallel: bool, constraint: Mapping[str, Any]) -> Any:
-    """What the answer is held to: calls, another constraint, or either; behind the thoughts."""
+    """The grammar of the answer: calls, another constraint, or either; after the thoughts."""
     tokenizer, thoughts, trigger = runtime.source.tokenizer, form.thoughts, ""
     if constraint and not (form.tools or thoughts or form.harmony):
         return compile_grammar(tokenizer, runtime.n_vocab, **constraint)
@@ -292,12 +292,12 @@ def _grammar(runtime: Runtime, form: _Form, parallel: bool, constraint: Mapping[
 
 
 def _answer(name: str, value: Any) -> dict[str, Any]:
-    """A constraint as one of several grammars."""
+    """A constraint as an entry of llguidance's list of grammars."""
     return {"json_schema": json_rules(value)} if name == "json_schema" else {"lark_grammar": source_of(name, value)}
 
 
 def calls_source(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], format: ToolFormat, several: bool) -> str:
-    """The rule `calls` of a Lark grammar. GrammarError: parameters that are no schema."""
+    """The rule `calls` of a Lark grammar. GrammarError: parameters that are not a valid schema."""
     functions = [_function(tool) for tool in tools]
     alternatives = " | ".join(f"call_{i}" for i in range(len(functions)))
     more = f"({_literal(tokenizer, format.between)} call)*" if several and format.between is not None else ""
@@ -312,8 +312,8 @@ def calls_source(tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], forma
 
 
 def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """That of its parameters, as llguidance reads it; a function that names none takes none, as OpenAI has it.
-    GrammarError: it is none, or not of an object."""
+    """The schema of a function's parameters for llguidance; without `parameters` it takes none, as in OpenAI's API.
+    GrammarError: it is no schema, or not of an object."""
     given = function.get("parameters")
     given = {"additionalProperties": False} if given is None else given
     if not isinstance(given, Mapping):
@@ -325,7 +325,7 @@ def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _literal(tokenizer: Tokenizer, text: str) -> str:
-    """A text in a Lark grammar: control tokens by their ids, ids and numbers of calls as patterns."""
+    """A text in Lark: control tokens by their ids; ids and numbers of calls as patterns."""
     made = []
     for part in split_controls(tokenizer, text):
         if part in tokenizer.special_tokens:

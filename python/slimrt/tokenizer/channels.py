@@ -1,6 +1,6 @@
-"""Channels, in which gpt-oss writes its thoughts, calls of tools and answers (its format, Harmony): how they are known.
+"""Channels of gpt-oss' format (Harmony): thoughts, tool calls and answers are messages in named channels.
 
-slimrt.openai.harmony tells them apart.
+slimrt.openai.harmony parses them; this module only recognises the format.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>")
-"""The control tokens by which the parts of an answer are told; with <|call|> and <|return|> it ends."""
+"""The control tokens around the parts of an answer, which ends with <|call|> or <|return|>."""
 
 ANALYSIS = "<|channel|>analysis<|message|>"
-"""What thoughts begin with."""
+"""The beginning of thoughts."""
 
 
 def has_channels(template: str) -> bool:
-    """Whether a chat template (its text) has this format."""
+    """Whether a chat template (its text) writes this format."""
     return ANALYSIS in template
 
 
 def mark_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """The ids of the marks that are control tokens, which texts leave out unless they are asked for (show_tokens)."""
+    """Ids of those MARKS that are control tokens; texts omit control tokens unless show_tokens names them."""
     return frozenset(tokenizer.special_tokens[one] for one in MARKS if one in tokenizer.special_tokens)

@@ -1,7 +1,7 @@
-"""SentencePiece's table of replacements (precompiled_charsmap): at each place of a text the longest entry is replaced.
+"""SentencePiece's normalisation table (precompiled_charsmap): at each position the longest matching entry is replaced.
 
-The library `tokenizers` has one of its own that looks at whole graphemes, and loses what follows the beginning of one
-that the table knows: the accent behind a letter of full width, the voicing behind a kana of half width.
+The implementation in the `tokenizers` library matches whole graphemes, and loses characters where only the beginning of
+one is an entry: the accent after a full-width letter, the voicing mark after a half-width kana.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import numpy as np
 
 from slimrt.errors import ModelFormatError
 
-_LEAF = 0x100  # of a unit: what its path spells is an entry
-_LABEL = 0x800000FF  # of a unit: the byte that leads to it; the upper bit is that of a value
+_LEAF = 0x100  # in a unit of the trie: its path spells an entry
+_LABEL = 0x800000FF  # in a unit: the byte that leads to it; the highest bit is set in units with a value
 _VALUE = 0x7FFFFFFF
 
 
 class Charsmap:
-    """A double-array trie (its size in bytes, then units of 32 bits) and the replacements, each ended by a zero byte.
+    """A double-array trie (its size in bytes, then units of 32 bits) and the replacements, NUL-terminated.
 
     Raises:
-        ModelFormatError: it is cut off, or a link in it leads outside.
+        ModelFormatError: the data is cut off, or a unit refers outside.
     """
 
     def __init__(self, data: bytes):
@@ -41,14 +41,14 @@ class Charsmap:
         self._units, self._child = units.tolist(), child.tolist()
 
     def normalize(self, text: Any) -> None:
-        """Replaces in a tokenizers.NormalizedString, as whose normalizer it serves."""
+        """Replace in a tokenizers.NormalizedString: the interface of a custom Normalizer."""
         before = text.normalized
         if (after := self.replaced(before)) != before:
             text.clear()
             text.append(after)
 
     def replaced(self, text: str) -> str:
-        """A text with all replacements made, from its beginning on."""
+        """The text with all replacements made, from left to right."""
         parts, at = list[str](), 0
         while at < len(text):
             length, part = self._longest(text, at)
@@ -57,7 +57,7 @@ class Charsmap:
         return "".join(parts)
 
     def _longest(self, text: str, at: int) -> tuple[int, str]:
-        """How many characters from this place on are the longest entry, and what replaces them; 0: none is there."""
+        """The longest entry at a position: its length in characters, and its replacement; 0: there is none."""
         length, value, node = 0, 0, self._child[0]
         for end in range(at, len(text)):
             unit = 0

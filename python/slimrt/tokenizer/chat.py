@@ -1,4 +1,4 @@
-"""Chat templates: messages to the text and the ids that the model was trained on."""
+"""Chat templates: from messages to the text and token ids that the model was trained on."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 Template = str | os.PathLike[str]
 
-_PROBE = "730519826404"  # a text that no template writes by itself, the same in upper and lower case
+_PROBE = "730519826404"  # a text that no template writes by itself; without letters, since templates may change case
 
-_PRIVATE_USE = range(0xE000, 0xF900)  # characters that no vocabulary has, and no white space
+_PRIVATE_USE = range(0xE000, 0xF900)  # characters that no vocabulary has, and that are not white space
 
-# Where a template looks for a text in what it is given, as in content.split('</think>') or '</think>' in content.
+# Where a template searches its input for a text, as in content.split('</think>') or '</think>' in content.
 _LOOKS_FOR = re.compile(
     r"""(?:with|split|partition|find|replace)\(\s*(['"])(.+?)\1|(['"])([^'"]+)\3\s+(?:not\s+)?in\s"""
 )
@@ -43,20 +43,20 @@ def render_chat(
 ) -> list[int]:
     """Return the ids of a conversation in the model's own chat format.
 
-    The model's BOS is there once, whether or not the template writes it. Only the template writes control tokens: the
-    text of one in a message or a variable ("<|im_end|>") stays text.
+    The model's BOS comes once, whether or not the template writes it. Only the template can write control tokens: their
+    names in a message or a variable ("<|im_end|>") stay plain text.
 
     Args:
         tokenizer: the model's.
         messages: {"role": ..., "content": ...}, in order; a content is text, or parts {"type": "text", "text": ...}.
         add_generation_prompt: end with the opening of the assistant's turn.
-        chat_template: another than the file's own: see `find_template`.
-        variables: more for the template (tools, documents, enable_thinking, ...): what JSON can hold.
+        chat_template: used instead of the model's own: see `find_template`.
+        variables: further variables of the template (tools, documents, enable_thinking, ...): JSON-serialisable.
 
     Raises:
-        UnsupportedError: the model has no chat template, and none was given or there is none of that name.
-        ChatError: messages that are none, or in an impossible order; a variable that cannot be; or the template refused
-            them, leaves the system message out, takes too long, or is itself wrong: the message is then the template's.
+        UnsupportedError: the model has no chat template and none was given, or the given name is unknown.
+        ChatError: malformed messages, or in an impossible order; a variable that is reserved or not JSON-serialisable;
+            or the template raises an error, ignores the system message, takes too long, or is not valid jinja2.
         OSError: the file of a chat template cannot be read.
     """
     marks, text = _render(tokenizer, messages, add_generation_prompt, chat_template, variables or {})
@@ -86,12 +86,12 @@ def find_template(tokenizer: Tokenizer, chat_template: Template | None = None, *
 
     Args:
         tokenizer: the model's.
-        chat_template: None: the model's own. Else jinja2 text, or the name of one of several that the file has, or of a
-            built-in one (slimrt.tokenizer.chat_templates), or a file.
-        tools: there are some: the model's own is the one that it has for them under "tool_use", if any.
+        chat_template: None: the model's own. Else jinja2 text, the name of one of the file's templates or of a built-in
+            one (slimrt.tokenizer.chat_templates), or the path of a file.
+        tools: the conversation has tools: of the model's own templates "tool_use" is preferred, if there is one.
 
     Raises:
-        UnsupportedError: the model has none; or there is none of that name, and no such file.
+        UnsupportedError: the model has none; or the name is unknown and there is no such file.
         OSError, ValueError: the file cannot be read, or is not UTF-8.
     """
     if chat_template is None:
@@ -118,7 +118,7 @@ def find_template(tokenizer: Tokenizer, chat_template: Template | None = None, *
 
 
 def stops(tokenizer: Tokenizer, chat_template: Template | None) -> list[str]:
-    """The text that ends a turn of a built-in template, where the vocabulary has no such control token to end with."""
+    """The stop string of a built-in template's turns, if the vocabulary has no such control token; else none."""
     name = None if chat_template is None else os.fspath(chat_template)
     end = ENDS.get(name or "") if name not in tokenizer.chat_templates else None
     return [end] if end and end not in tokenizer.special_tokens else []
@@ -131,7 +131,7 @@ def _render(
     chat_template: Template | None,
     variables: Mapping[str, Any],
 ) -> tuple[_Marks, str]:
-    """The text of a conversation, in which marks stand for the control tokens that messages and variables spell out."""
+    """The rendered text, in which marks stand for the names of control tokens in messages and variables."""
     tokens = {f"{name}_token": tokenizer.vocabulary.tokens[id] for name, id in tokenizer.vocabulary.special_ids.items()}
     _check_variables(variables, {"messages", "add_generation_prompt", *tokens})
     template = find_template(tokenizer, chat_template, tools=bool(variables.get("tools")))
@@ -148,8 +148,8 @@ def _render(
             return writer.render(messages=inner, add_generation_prompt=add_generation_prompt, **tokens, **given)
         except TemplateTimeError:
             raise
-        except Exception as error:  # a template is foreign code: whatever it raises is a fault of it or of the messages
-            if any(message["content"] is None for message in messages):  # for which it asks, and then looks into it
+        except Exception as error:  # templates are foreign code: any exception is a fault in them or in the messages
+            if any(message["content"] is None for message in messages):  # it tests for None, and uses it nevertheless
                 return written([message | {"content": message["content"] or ""} for message in messages])
             raise ChatError(f"chat template: {error}") from error
 
@@ -161,7 +161,7 @@ def _render(
 def _check_system_messages(
     messages: list[dict[str, Any]], text: str, written: Callable[[list[dict[str, Any]]], str]
 ) -> None:
-    """ChatError for one of which a template writes nothing; it may change it, as SmolLM3's takes /no_think out."""
+    """ChatError: the template drops a system message. It may change one, as SmolLM3's, which removes /no_think."""
     squeezed = "".join(text.split())
     probes = {
         i: f"{_PROBE}{i:06}"
@@ -175,7 +175,7 @@ def _check_system_messages(
         for i, message in enumerate(messages)
     ]
     text = written(probed)
-    # Mistral's have it in the last message, if that is a user's: nowhere, then, while a tool's is to be answered.
+    # Mistral's templates write it before the last user message, and only if that is the last message of all.
     asked = max((at + 1 for at, one in enumerate(messages) if one["role"] == "user"), default=0)
     if asked < len(messages) and min(probes) < asked:
         text += written(probed[:asked])
@@ -188,22 +188,22 @@ def _check_system_messages(
 
 
 class _Marks:
-    """Random stand-ins for control tokens that are spelled out in what a template is given.
+    """Random placeholders for the names of control tokens in a template's input.
 
     Attributes:
-        controls: the texts of the control tokens.
-        texts: what the marks made so far stand for, to the number in the mark.
+        controls: names of the control tokens, longest first.
+        texts: name -> number of its mark, for the marks made so far.
     """
 
     def __init__(self, controls: Iterable[str]):
         self.controls = sorted(controls, key=len, reverse=True)
         begins = sorted({control[:2] for control in self.controls})
-        self._begin = re.compile("|".join(map(re.escape, begins)) or "(?!)")  # few, of thousands of control tokens
+        self._begin = re.compile("|".join(map(re.escape, begins)) or "(?!)")  # a fast test: they share few beginnings
         self.texts: dict[str, int] = {}
         self._secret = secrets.token_hex(8)
 
     def put(self, value: Any, leave: frozenset[str] = frozenset()) -> Any:
-        """A copy of a value whose texts have marks in place of control tokens, but for those to leave."""
+        """A copy of a value in which marks replace the names of control tokens, except those in `leave`."""
         if isinstance(value, str):
             if not self._begin.search(value):
                 return value
@@ -216,16 +216,16 @@ class _Marks:
         return value
 
     def plain(self, text: str) -> str:
-        """A text with what the marks stand for."""
+        """A text with its marks replaced by the names they stand for."""
         return self._replaced(text, list(self.texts))
 
     def as_letters(self, text: str) -> tuple[str, Callable[[str], str]]:
-        """A text with one letter, which it lacks, for each mark, and what makes of a part of it the plain text: a mark
-        is longer than most control tokens, and to encode a megabyte of these as marks took seconds."""
+        """The text with each mark replaced by a letter that it does not contain, and a function that makes plain text
+        of a part of it. Marks are longer than most names: encoding a text with very many of them would take seconds."""
         used = set(text)
         free = (letter for letter in map(chr, _PRIVATE_USE) if letter not in used)
         letters = dict(zip(self.texts, free, strict=False))
-        if len(letters) < len(self.texts):  # a text with all of these letters
+        if len(letters) < len(self.texts):  # too few letters are free
             return text, self.plain
         table = str.maketrans({letter: control for control, letter in letters.items()})
         return self._replaced(text, list(letters.values())), lambda part: part.translate(table)
@@ -238,22 +238,22 @@ class _Marks:
 
 
 def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose content, if it has one, is a list of one part."""
+    """A message whose content, if any, is a list of one part."""
     content = message["content"]
     return message if content is None else {**message, "content": [{"type": "text", "text": content}]}
 
 
 @lru_cache(maxsize=16)
 def _reads_parts(template: str) -> bool:
-    """Whether a template finds a text only in parts, as those of some models do that read images too (SmolVLM's): a
-    content that is text would vanish."""
+    """Whether a template writes contents only if they are lists of parts, as those of some vision models (SmolVLM):
+    a content that is plain text would be lost."""
 
     def shows(message: dict[str, Any]) -> bool:
         try:
             text = compiled(template).render(messages=[message], bos_token="", eos_token="")
         except TemplateTimeError:
             raise
-        except Exception:  # it wants more than this: then it says so at the conversation itself
+        except Exception:  # it needs more than this: the conversation itself will show the error
             return False
         return _PROBE in text
 
@@ -263,12 +263,12 @@ def _reads_parts(template: str) -> bool:
 
 @lru_cache(maxsize=16)
 def _sought(template: str) -> str:
-    """The texts that a template looks for in messages: it takes the thoughts out of an assistant's, for one."""
+    """The texts that a template searches messages for, such as the end of thoughts, which it removes; by newlines."""
     return "\n".join(found[2] or found[4] for found in _LOOKS_FOR.finditer(template))
 
 
 def _check_variables(variables: Mapping[str, Any], taken: Iterable[str]) -> None:
-    """Raises ChatError for no variables, or one that is not the caller's to set, or holds what JSON cannot."""
+    """ChatError: `variables` is not a mapping, or a variable is reserved or not JSON-serialisable."""
     if not isinstance(variables, Mapping):
         raise ChatError(f"chat_template_kwargs maps names to values, got {variables!r}")
     for name, value in variables.items():

@@ -1,6 +1,6 @@
-"""Chat templates to choose by name, for a file that has none or a wrong one: those of well-known families.
+"""Built-in chat templates of well-known model families, by name, for files with none or a wrong one.
 
-Each writes what its family's published template writes for plain conversations; of tools they know nothing.
+Each writes what the family's published template writes for conversations without tools.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TEMPLATES = {
         "{{ '<|im_start|>' ~ message['role'] ~ '\n' ~ message['content'] ~ '<|im_end|>\n' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     ),
-    "gemma": (  # 3: a system message stands before the first of the user's
+    "gemma": (  # Gemma 3: the system message comes at the beginning of the first user message
         "{{ bos_token }}" + _WITHOUT_SYSTEM + "{% for message in rest %}" + _ALTERNATE + "{{ '<start_of_turn>' ~ "
         "('model' if message['role'] == 'assistant' else 'user') ~ '\n' ~ (system ~ '\n\n' if loop.first and system "
         "else '') ~ message['content'] | trim ~ '<end_of_turn>\n' }}{% endfor %}"
@@ -37,7 +37,7 @@ TEMPLATES = {
         "'<|end_header_id|>\n\n' ~ message['content'] | trim ~ '<|eot_id|>' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
     ),
-    "mistral": (  # 7B v0.3: a system message stands before the last of the user's
+    "mistral": (  # 7B v0.3: the system message comes at the beginning of the last user message
         "{{ bos_token }}" + _WITHOUT_SYSTEM + "{% for message in rest %}" + _ALTERNATE + "{% if message['role'] == "
         "'user' %}{{ '[INST] ' ~ (system ~ '\n\n' if loop.last and system else '') ~ message['content'] ~ '[/INST]' }}"
         "{% else %}{{ ' ' ~ message['content'] | trim ~ eos_token }}{% endif %}{% endfor %}"
@@ -58,4 +58,4 @@ TEMPLATES = {
 }
 
 ENDS = {"chatml": "<|im_end|>", "gemma": "<end_of_turn>", "llama3": "<|eot_id|>", "phi3": "<|end|>"}
-"""What ends a turn, where that is not the vocabulary's own EOS."""
+"""Ends of turns, where these differ from the vocabulary's EOS."""

@@ -1,4 +1,4 @@
-"""Incremental detokenisation: text as soon as it is complete, never half a UTF-8 character."""
+"""Incremental detokenisation: text as soon as its characters are complete, never half a UTF-8 character."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from slimrt.tokenizer.vocabulary import Vocabulary
 
 
 class IncrementalDetokenizer:
-    """Turns ids into text one at a time; the pieces joined equal `Tokenizer.decode` of all the ids.
+    """Turns ids into text one at a time; the pieces concatenated equal `Tokenizer.decode` of all the ids.
 
     Args:
-        vocabulary: whose ids are fed.
-        prompt_ids: the ids before the first one fed. SentencePiece writes a space before a text; it is taken off at
-            the start of a text (nothing or only BOS before) and kept where the ids continue one.
-        skip_special_tokens: leave control tokens out, but for those in `shown`.
+        vocabulary: of the ids.
+        prompt_ids: the ids before the first one fed. SentencePiece puts a space before a text; it is removed at the
+            start of a text (no ids or only BOS before it) and kept where the ids continue one.
+        skip_special_tokens: omit control tokens, except those in `shown`.
     """
 
     def __init__(
@@ -47,5 +47,5 @@ class IncrementalDetokenizer:
         return self._utf8.decode(piece)
 
     def flush(self) -> str:
-        """Return what is left at the end; bytes that never became a character are U+FFFD."""
+        """Return the rest at the end of the text; incomplete bytes become U+FFFD."""
         return self._utf8.decode(b"", final=True)

@@ -1,4 +1,4 @@
-"""The vocabulary inside a GGUF file: its fields, and the tokenizer they describe."""
+"""The tokenizer of a GGUF file, built from its metadata fields."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from slimrt.tokenizer.vocabulary import SPACE, Vocabulary, end_of_generation
 
 _NO_TOKEN = 0xFFFFFFFF
 METASPACE = "tokenizer.slimrt.metaspace"
-"""Where the tokenizer.json that a file was made of puts a space in front of what has none: before the "first" word of a
-text, or "always", behind control tokens too. GGUF knows no such rule: there each part gets one more space."""
+"""A field of slimrt's own: where the original tokenizer.json prepends a space: to the "first" word of a text, or
+"always", that is after control tokens too. Plain GGUF readers, which do not know it, always prepend one."""
 _MODELS = ("llama", "gpt2", "t5", "gemma4")
 
 
@@ -56,7 +56,7 @@ def _decoded(value: Any) -> Any:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """`read_fields` of a file, which need hold no more than a vocabulary; its tensors may be of any type.
+    """`read_fields` of a file, which may be only a vocabulary; its tensors may be of any type.
 
     Raises:
         ModelFormatError: not a GGUF file, another version, truncated or corrupted.
@@ -136,7 +136,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
 
 
 class _Fields:
-    """The `tokenizer.ggml.*` fields, each checked for its kind."""
+    """The `tokenizer.ggml.*` fields; each getter checks the type, and raises ModelFormatError."""
 
     def __init__(self, fields: Mapping[str, Any]):
         self._fields = fields
@@ -190,7 +190,7 @@ class _Fields:
         return value if isinstance(value, str) else None
 
     def chat_templates(self) -> dict[str, str]:
-        """Those under a name, tokenizer.chat_template.NAME."""
+        """The named templates: tokenizer.chat_template.NAME."""
         prefix = "tokenizer.chat_template."
         return {
             key.removeprefix(prefix): value
@@ -200,7 +200,7 @@ class _Fields:
 
 
 def _special_ids(ggml: _Fields, tokens: list[str], types: list[int], sentencepiece: bool) -> dict[str, int]:
-    """The ids of bos, eos, unk and pad: as declared, else for SentencePiece by the names it always gives them."""
+    """The ids of bos, eos, unk and pad: as declared; else, for SentencePiece, by their usual names."""
     fallback = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>"} if sentencepiece else {}
     found = {}
     for name, field in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
@@ -216,8 +216,8 @@ def _special_ids(ggml: _Fields, tokens: list[str], types: list[int], sentencepie
 def _around(
     name: str, ggml: _Fields, special_ids: Mapping[str, int], default: bool, *, always: bool = False
 ) -> tuple[int, ...]:
-    """The ids to put at one end of a text: BOS or EOS if the file, or else the kind of vocabulary, wants it. always:
-    the kind alone decides, since files say otherwise and are wrong (llama.cpp has it so of Gemma 4)."""
+    """The ids added at one end of a text: BOS or EOS, if the file says so, or by `default` if it says nothing. always:
+    ignore the file's add_bos_token, since files of this model have it wrong (as llama.cpp does for Gemma 4)."""
     usual = default and name in special_ids
     wanted = usual if always else ggml.flag(f"add_{name}_token", usual)
     if wanted and name not in special_ids:
@@ -226,9 +226,9 @@ def _around(
 
 
 def _strips_after_special(fields: Mapping[str, Any], model: str) -> frozenset[str] | None:
-    """The special tokens that do not swallow the white space after them; None when none swallows it.
+    """The special tokens that keep the white space after them, if the others strip it; None if none does.
 
-    Phi-3's tokenizer.json has this flag on its special tokens but a GGUF cannot carry it.
+    Phi-3's tokenizer.json has this flag (rstrip) on its special tokens, but a GGUF cannot store it.
     """
     if fields.get("general.architecture") == "phi3" and model == "llama":
         return frozenset(("<unk>", "<s>", "<|endoftext|>"))
@@ -238,10 +238,10 @@ def _strips_after_special(fields: Mapping[str, Any], model: str) -> frozenset[st
 def _add_special(
     backend: tokenizers.Tokenizer, tokens: list[str], ids: list[int], rstrip: frozenset[str] | None, special: bool
 ) -> dict[int, int]:
-    """Have these tokens matched whole in a text, before anything else.
+    """Register tokens to be matched whole in a text, before the model splits it.
 
     Returns:
-        The ids that the backend made up for tokens its model hides (see `_unigram`), to their true ids.
+        Ids that the backend invents for tokens that its model hides (see `_unigram`) -> their true ids.
     """
     added = {tokens[id]: id for id in reversed(ids) if tokens[id]}
     backend.add_tokens(
@@ -255,14 +255,14 @@ def _add_special(
 
 
 def _first_ids(tokens: list[str]) -> dict[str, int]:
-    """Each text to its id, the first one where a text occurs twice."""
+    """Text -> id; the first id where a text occurs twice."""
     return {text: id for id, text in reversed(list(enumerate(tokens)))}
 
 
 def _pairs(merges: list[str]) -> list[tuple[str, str]]:
     pairs = []
     for merge in merges:
-        cut = merge.find(" ", 1)  # a left side that is itself a space keeps it
+        cut = merge.find(" ", 1)  # from 1: the left side may itself be a space
         if cut < 0:
             raise ModelFormatError(f"the merge {merge!r} has no space between its two sides")
         pairs.append((merge[:cut], merge[cut + 1 :]))
@@ -279,16 +279,16 @@ def _bpe(tokens: list[str], merges: list[str], pre: pretokenizers.PreTokenizer) 
 
 
 def _space_escape(prefix: bool) -> list[normalizers.Normalizer]:
-    """How SentencePiece writes spaces, with one more in front of a text that is not empty."""
+    """SentencePiece's replacement of spaces, with one more before a text that is not empty if `prefix`."""
     return [normalizers.Prepend(SPACE)] * prefix + [normalizers.Replace(" ", SPACE)]
 
 
 def _sentencepiece(
     tokens: list[str], scores: list[float], types: list[int], space_prefix: bool
 ) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE: of all neighbours whose union is a token, it joins those with the best score first.
+    """SentencePiece's BPE, which merges the adjacent pair whose union has the best score.
 
-    As a list of merges: every way to cut a token in two tokens, ranked by the token's score.
+    Expressed as BPE merges: each way to cut a token into two tokens, ranked by the token's score.
     """
     normal = {text: scores[id] for id, text in enumerate(tokens) if types[id] == _Type.NORMAL}
     merges = [
@@ -303,7 +303,7 @@ def _sentencepiece(
 def _characters(
     tokens: list[str], merges: list[tuple[str, str]], types: list[int], space_prefix: bool
 ) -> tokenizers.Tokenizer:
-    """BPE of characters, with spaces as SentencePiece writes them and bytes where there is no token."""
+    """BPE over characters, with SentencePiece's spaces, and byte tokens for unknown characters."""
     unknown = next((tokens[id] for id, kind in enumerate(types) if kind == _Type.UNKNOWN), None)
     model = models.BPE(_first_ids(tokens), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
@@ -314,12 +314,12 @@ def _characters(
 def _unigram(
     tokens: list[str], types: list[int], special_ids: Mapping[str, int], space_prefix: bool, ggml: _Fields
 ) -> tokenizers.Tokenizer:
-    """SentencePiece's unigram model: the cut with the best total score."""
+    """SentencePiece's unigram model: the segmentation with the best total score."""
     if "unk" not in special_ids:
         raise ModelFormatError("a unigram vocabulary needs an unknown token (tokenizer.ggml.unknown_token_id)")
-    # Unigram finds every token of its vocabulary in a text, control tokens too. Those get names that no text can
-    # hold, so that only the special-token matcher finds them; their scores, of which rows of padding have very low
-    # ones, would say what a character costs that no token has.
+    # The library's Unigram matches every piece in a text, control tokens too. These get random names that no text
+    # contains, so that only the matcher of added tokens finds them; and score 0: the score of an unknown character
+    # comes from the lowest score of all pieces, and padding rows have very low ones.
     hidden = secrets.token_hex(16)
     pieces = [
         (text, score) if types[id] in (_Type.NORMAL, _Type.USER_DEFINED, _Type.BYTE) else (f"{hidden}{id}", 0.0)

@@ -15,7 +15,7 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.plumbing.files import decode_text
 from slimrt.tokenizer.vocabulary import Vocabulary, end_of_generation, typed
 
-_MOST_GAPS = 1 << 20  # ids below the largest that no token has
+_MOST_GAPS = 1 << 20  # unused ids below the largest, at most
 _SENTENCEPIECE_DECODERS = {"Metaspace", "ByteFallback", "Replace"}
 
 
@@ -41,15 +41,15 @@ def load_directory(directory: Path) -> Vocabulary:
 
 
 def load_file(path: Path) -> Vocabulary:
-    """Return the vocabulary of a tokenizer.json; the files beside it count only if it has exactly that name.
+    """Return the vocabulary of a tokenizer.json. The files beside it are only read if it has exactly that name.
 
     Raises:
-        UnsupportedError: a decoder that is neither byte-level nor SentencePiece.
-        ModelFormatError: it, or a file beside it, is broken.
+        UnsupportedError: a decoder that is neither byte-level nor SentencePiece's.
+        ModelFormatError: the file, or one beside it, is broken.
     """
     with typed(f"{path}: not a tokenizer.json"):
         backend = tokenizers.Tokenizer.from_file(str(path))
-    # Both would change a prompt in silence.
+    # The file may switch these on; both would silently change a prompt.
     backend.no_truncation()
     backend.no_padding()
 
@@ -74,7 +74,7 @@ def load_file(path: Path) -> Vocabulary:
     with typed(f"{path}: its parts do not fit each other"):
         prefix, suffix = _around(backend, tokens)
     special_ids, ends = _special_ids(directory, named, ids)
-    # Without the files that name them: a lone id in front of every text is BOS, a lone one behind is EOS.
+    # Without the files that name them: a single id added before every text is BOS, a single one after it is EOS.
     for name, around in {"bos": prefix, "eos": suffix}.items():
         if len(around) == 1:
             special_ids.setdefault(name, around[0])
@@ -83,7 +83,7 @@ def load_file(path: Path) -> Vocabulary:
         backend=backend,
         tokens=tokens,
         control=control,
-        literal=frozenset(added) if byte_level else control,  # SentencePiece's spaces are spaces in added tokens too
+        literal=frozenset(added) if byte_level else control,  # SentencePiece writes spaces in added tokens as U+2581
         byte_level=byte_level,
         strips_space=strips_space,
         prefix=prefix,
@@ -95,7 +95,7 @@ def load_file(path: Path) -> Vocabulary:
 
 
 def _read_json(directory: Path | None, name: str) -> dict[str, Any]:
-    """The object in a JSON file; empty when there is no such file."""
+    """The object in a JSON file; empty if there is no such file."""
     if directory is None or not (directory / name).is_file():
         return {}
     try:
@@ -114,7 +114,7 @@ def _decoders(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _decoding(backend: tokenizers.Tokenizer, path: Path) -> tuple[bool, bool]:
-    """Whether tokens are byte-level, and whether decoding takes off a first space."""
+    """Whether tokens are byte-level, and whether decoding strips a leading space."""
     state = json.loads(backend.decoder.__getstate__()) if backend.decoder else {}
     parts = {part.get("type"): part for part in _decoders(state)}
     if "ByteLevel" in parts:
@@ -129,7 +129,7 @@ def _decoding(backend: tokenizers.Tokenizer, path: Path) -> tuple[bool, bool]:
 
 
 def _around(backend: tokenizers.Tokenizer, tokens: list[str | None]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the post-processor puts before and after a text, found by trying one."""
+    """The ids that the post-processor adds before and after a text, found by encoding one."""
     for text in ("a", *filter(None, tokens)):
         inner = backend.encode(text, add_special_tokens=False).ids
         if inner:
@@ -140,11 +140,11 @@ def _around(backend: tokenizers.Tokenizer, tokens: list[str | None]) -> tuple[tu
 
 
 def _add_declared(backend: tokenizers.Tokenizer, named: Mapping[str, Any]) -> None:
-    """Have those tokens matched whole that the files beside tokenizer.json alone call special, with their flags, as
-    transformers does; it takes names of tokens that the vocabulary lacks, too, but a model has no rows for them.
+    """Register tokens that only the files beside tokenizer.json declare special, with their flags, as transformers
+    does. Named tokens that the vocabulary lacks are left out, since a model has no embedding rows for them.
 
     Raises:
-        ValueError: a token has another id there than the vocabulary would give it; others for what declares none.
+        ValueError: a declared id differs from the one that the vocabulary would assign. Others: malformed declarations.
     """
     special = {str(one["content"] if isinstance(one, dict) else one): one for one in _named_tokens(named)}
     added = {token.content: token.__getstate__() for token in backend.get_added_tokens_decoder().values()}
@@ -168,7 +168,7 @@ def _add_declared(backend: tokenizers.Tokenizer, named: Mapping[str, Any]) -> No
 
 
 def _named_tokens(named: Mapping[str, Any]) -> Iterator[Any]:
-    """The tokens to which the configuration gives a name or calls special: texts, or objects with a content."""
+    """The tokens that the configuration names or calls special: texts, or objects with a "content"."""
     for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"):
         yield from filter(None, [named.get(f"{name}_token")])
     for name in ("additional_special_tokens", "extra_special_tokens"):
@@ -186,7 +186,7 @@ def _added_token(declared: Mapping[str, Any], special: bool) -> AddedToken:
 def _special_ids(
     directory: Path | None, named: Mapping[str, Any], ids: Mapping[str, int]
 ) -> tuple[dict[str, int], list[int]]:
-    """The ids of bos, eos, unk and pad, and every id that the generation settings end on."""
+    """The ids of bos, eos, unk and pad; and all eos ids of the generation settings."""
     settings = _read_json(directory, "config.json") | _read_json(directory, "generation_config.json")
     known = set(ids.values())
     found, ends = {}, []
@@ -208,7 +208,7 @@ def _special_ids(
 def _as_configured(
     config: Mapping[str, Any], special_ids: Mapping[str, int], prefix: tuple[int, ...], suffix: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Let add_bos_token and add_eos_token of tokenizer_config.json overrule the post-processor, as in transformers."""
+    """Apply add_bos_token and add_eos_token of tokenizer_config.json over the post-processor, as transformers does."""
     bos, eos = special_ids.get("bos"), special_ids.get("eos")
     if bos is not None:
         if config.get("add_bos_token") is True and not prefix:
@@ -224,8 +224,8 @@ def _as_configured(
 
 
 def _chat_templates(directory: Path | None, config: Mapping[str, Any]) -> _Templates:
-    """The default template, of its own file, else the configuration's (one, or a list of named ones); and those with
-    names, of that list and of the folder additional_chat_templates."""
+    """The default template: from chat_template.jinja, else chat_template.json, else the configuration (one template, or
+    a list of named ones); and the named templates, of that list and of the folder additional_chat_templates."""
     template = _read_json(directory, "chat_template.json").get("chat_template", config.get("chat_template"))
     listed = template if isinstance(template, list) else [{"name": "default", "template": template}]
     found = {item.get("name"): item.get("template") for item in listed if isinstance(item, dict)}

@@ -1,4 +1,4 @@
-"""The messages of a conversation, checked before a template sees them."""
+"""Checks of the messages of a conversation, before a template renders them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from slimrt.plumbing.arguments import unknown
 
 Message = Mapping[str, Any]
 
-# Where a template asks whether there is a content: those of DeepSeek's write calls where there is none. Qwen3's asks
-# for a reasoning_content.
+# Where a template tests whether the content is none: DeepSeek's write calls only if it is. Not: Qwen3's test of
+# reasoning_content.
 _ASKS_FOR_NONE = re.compile(r"""(?<![a-z_])content['"]?\]?\s+(?:is\s+(?:not\s+)?|[!=]=\s*)none\b""", re.IGNORECASE)
 
-# The names that clients have for thoughts; templates read the first two.
+# The names that clients use for thoughts; templates read the first two.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
-# Where a template refuses a call's message that has both a content and thoughts, of which it shows either as thoughts:
-# gpt-oss'.
+# Where a template refuses a message with calls that has both a content and thoughts, either of which it would write as
+# thoughts: gpt-oss'.
 _TAKES_EITHER = re.compile(r"if message\.content and message\.thinking")
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -27,18 +27,18 @@ _DEVELOPER = "developer"  # OpenAI's newer name for system
 
 
 def checked_messages(messages: Sequence[Message], template: str, answer: bool) -> list[dict[str, Any]]:
-    """The messages as copies whose contents are text, if they make a conversation.
+    """The messages as copies with text contents, if they form a conversation.
 
     Args:
         messages: {"role": ..., "content": ...}, in order; a content is text, or OpenAI's parts of the type "text",
-            which are joined by new lines. An assistant's message that calls tools may have none, which is "" to a
-            template that does not ask for it. What is null is as if it were not there.
-        template: the chat template's text: roles that it names are known, beside the usual ones. A developer's message
-            is a system message to one that does not name that role.
-        answer: the assistant's next message is wanted.
+            which are joined by newlines. The content may be missing in an assistant's message with tool calls; it is
+            passed on as "", or as None to templates that test for that. Other null values are dropped.
+        template: the chat template's text: roles that it names are allowed, besides the usual ones. "developer" becomes
+            "system" if it does not name that role.
+        answer: the assistant's next message is wanted, so the last one must not be the assistant's.
 
     Raises:
-        ChatError: there is none, one is not as described, or they are in an impossible order; it says which.
+        ChatError: there are no messages, one is malformed, or their order is impossible; the message says which.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise ChatError(f"messages are a list of mappings with a role and a content, got {messages!r}")
@@ -73,7 +73,7 @@ def _checked(where: str, message: Message, template: str) -> dict[str, Any]:
     nothing = None if _ASKS_FOR_NONE.search(template) else ""
     if wrong := [name for name in _THOUGHTS if not isinstance(message.get(name) or "", str)]:
         raise ChatError(f"{where}: {wrong[0]} is text, got {message[wrong[0]]!r}")
-    # Clients write null, or no calls, for what a message has not; to templates that ask whether it is there, it is.
+    # Clients write null, or an empty list of calls, for absent fields; templates that test for presence need them gone.
     there = {
         name: one for name, one in _with_thoughts(message).items() if one is not None and (one or name != "tool_calls")
     }
@@ -84,13 +84,13 @@ def _checked(where: str, message: Message, template: str) -> dict[str, Any]:
 
 
 def _with_thoughts(message: Message) -> Message:
-    """A message whose thoughts, if it has some, are where templates look for them, as transformers has it."""
+    """A message with its thoughts, if any, under the names that templates read, as in transformers."""
     thoughts = next((message[name] for name in _THOUGHTS if message.get(name) is not None), None)
     return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 def _text(where: str, content: Any) -> str:
-    """A content as text. Raises ChatError."""
+    """A content as text. ChatError: it is neither text nor a list of text parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence) or isinstance(content, bytes):

@@ -1,4 +1,4 @@
-"""The pre-tokenizers a GGUF can name in `tokenizer.ggml.pre`, as published in those models' tokenizer.json."""
+"""The pre-tokenizers that a GGUF can name in `tokenizer.ggml.pre`, as in those models' published tokenizer.json."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _DEEPSEEK_V3 = (
 
 
 def _split(*patterns: str) -> pre_tokenizers.PreTokenizer:
-    """Cut at each pattern in turn, then write bytes as the byte-level alphabet."""
+    """Split at each pattern in turn, then map bytes to the byte-level alphabet."""
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
@@ -85,13 +85,13 @@ def _falcon() -> pre_tokenizers.PreTokenizer:
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """What a pre-tokenizer's name says about a byte-level BPE vocabulary.
+    """The properties of a byte-level BPE tokenizer that follow from its pre-tokenizer's name.
 
     Attributes:
-        splitter: cuts text into words and writes them in the byte-level alphabet.
-        nfc: the published tokenizer composes characters (Unicode NFC) first.
-        ignore_merges: a word that is itself a token is taken whole, whatever the merges say.
-        add_bos: BOS is added when the file does not say.
+        splitter: splits text into words and maps them to the byte-level alphabet.
+        nfc: the text is normalised to Unicode NFC first.
+        ignore_merges: a word that is itself a token becomes that token, whatever the merges say.
+        add_bos: BOS is added if the file does not say.
     """
 
     splitter: pre_tokenizers.PreTokenizer
@@ -158,7 +158,7 @@ def lookup(name: str | None) -> PreTokenizer:
         name: the value of `tokenizer.ggml.pre`; None when the file has none.
 
     Raises:
-        UnsupportedError: the name is unknown or missing. Another one would give other ids in silence.
+        UnsupportedError: the name is unknown or missing; a wrong pre-tokenizer would silently give other ids.
     """
     if name in _TABLE:
         return _TABLE[name]

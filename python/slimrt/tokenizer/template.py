@@ -1,4 +1,4 @@
-"""Chat templates compiled: jinja2 with what transformers adds to it, in a sandbox, and for a bounded time."""
+"""Compiled chat templates: jinja2 with the extensions of transformers, sandboxed and limited in time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from slimrt.errors import ChatError
 
 SECONDS = 3.0
-"""Of the processor that a text may take; that of a conversation of thousands of messages takes a tenth of one."""
+"""CPU time that rendering may take. A conversation of thousands of messages takes a tenth of a second."""
 
 
 class TemplateTimeError(ChatError):
-    """A template takes too long: it is not to be asked again."""
+    """Rendering took too long; it must not be tried again."""
 
 
 class CompiledTemplate:
-    """A chat template. ChatError: it is not jinja2."""
+    """A chat template. ChatError: it is not valid jinja2."""
 
     def __init__(self, template: str):
-        self._clock = threading.local()  # several threads may write by one template
+        self._clock = threading.local()  # several threads may render at once
         environment = _Environment(self._tick)
         try:
             tree = environment.parse(template)
@@ -40,7 +40,7 @@ class CompiledTemplate:
             raise ChatError(f"chat template: {error}") from error
 
     def render(self, **given: Any) -> str:
-        """The text for these variables. TemplateTimeError, and whatever else a template raises, which is foreign
+        """The text for these variables. Raises TemplateTimeError, or any exception, since templates are foreign
         code."""
         self._clock.end = time.thread_time() + SECONDS
         return self._template.render(**given)
@@ -56,12 +56,12 @@ class CompiledTemplate:
 
 @lru_cache(maxsize=16)
 def compiled(template: str) -> CompiledTemplate:
-    """A chat template, compiled at the first call. ChatError: it is not jinja2."""
+    """A chat template, compiled at the first call. ChatError: it is not valid jinja2."""
     return CompiledTemplate(template)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """What templates find. tick: called by each turn of a loop and each call of a macro."""
+    """The filters and functions available to templates. tick: called at each loop iteration and macro call."""
 
     def __init__(self, tick: Callable[[], bool]):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
@@ -71,18 +71,18 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _bound(tree: nodes.Template) -> None:
-    """Have each turn of a loop and each call of a macro look at the time: nothing else goes on without an end."""
+    """Insert a check of the time into each loop iteration and macro call: nothing else can run without end."""
     for node in list(tree.find_all(nodes.Stmt)):
         if not isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock)):
             continue
-        tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)  # no name that a template can take
+        tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)  # templates cannot redefine it
         node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
         if isinstance(node, nodes.For) and node.test is not None:
             node.test = nodes.And(tick, node.test, lineno=node.lineno)
 
 
 class _GenerationTag(Extension):
-    """{% generation %}: marks the assistant's text for training; for inference it is its content, in its own scope."""
+    """{% generation %}, which marks the assistant's text for training; for inference its content in its own scope."""
 
     tags = {"generation"}
 
@@ -98,7 +98,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """json.dumps; jinja2's own filter escapes HTML, which no model was trained on."""
+    """json.dumps as in transformers; jinja2's own filter escapes HTML, which no model was trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back, from the vocabulary a model file carries."""
+"""Text to token ids and back, with the tokenizer in a model's files."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Tokenizer:
         path: a GGUF file (a model, or only a vocabulary), a Hugging Face directory, or a tokenizer.json.
 
     Attributes:
-        vocab_size: one more than the largest id.
-        bos_id, eos_id, unk_id, pad_id: the ids the file declares, or None.
-        add_bos, add_eos: whether `encode` puts ids before and after a text.
-        eog_ids: every id that ends a generation: end of text, of a turn, of a message.
-        special_tokens: the text of each control token, to its id.
-        chat_template: the file's chat template (jinja2), or None.
-        chat_templates: others of the file's, by name.
-        vocabulary: the loaded facts, for `slimrt.tokenizer.detokenizer` and `slimrt.tokenizer.chat`.
+        vocab_size: the largest id + 1.
+        bos_id, eos_id, unk_id, pad_id: the ids that the file declares, or None.
+        add_bos, add_eos: whether `encode` adds ids before and after a text.
+        eog_ids: all ids that end generation: end of text, of a turn, of a message.
+        special_tokens: the name of each control token -> its id.
+        chat_template: the file's default chat template (jinja2), or None.
+        chat_templates: its further templates, by name.
+        vocabulary: the underlying data, for `slimrt.tokenizer.detokenizer` and `slimrt.tokenizer.chat`.
 
     Raises:
         FileNotFoundError: there is no such path.
@@ -47,10 +47,10 @@ class Tokenizer:
 
     @classmethod
     def from_gguf_fields(cls, fields: Mapping[str, Any]) -> Tokenizer:
-        """Build from a GGUF's metadata that is already read.
+        """Build from GGUF metadata that was already read.
 
         Args:
-            fields: each `tokenizer.*` key and `general.architecture`, to its value (arrays as lists or NumPy arrays).
+            fields: each `tokenizer.*` key and `general.architecture` -> its value (arrays as lists or NumPy arrays).
 
         Raises:
             ModelFormatError, UnsupportedError: as for a path.
@@ -72,12 +72,12 @@ class Tokenizer:
         self.special_tokens = {vocabulary.tokens[id]: id for id in sorted(vocabulary.control)}
         self.chat_template = vocabulary.chat_template
         self.chat_templates = dict(vocabulary.chat_templates)
-        # The backend keeps "control tokens are plain text" as a setting, not as an argument of encode.
+        # parse_special is a setting of the backend, not an argument of its encode.
         self._lock = threading.Lock()
         watch(self)
 
     def after_fork(self) -> None:
-        """In the child nobody is encoding."""
+        """In the child process the lock is free: the thread that held it does not exist there."""
         self._lock = threading.Lock()
 
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
@@ -85,11 +85,11 @@ class Tokenizer:
 
         Args:
             text: any string.
-            add_special_tokens: add BOS and EOS as the model wants them; never a second one next to one in the text.
-            parse_special: read the text of a control token ("<s>") as that token; False for untrusted text.
+            add_special_tokens: add BOS and EOS if the model uses them, but not next to one that the text has already.
+            parse_special: read the name of a control token ("<s>") as that token; use False for untrusted text.
 
         Raises:
-            ValueError: the text has lone surrogates, which no UTF-8 can write.
+            ValueError: the text has lone surrogates, which UTF-8 cannot encode.
             ModelFormatError: the tokenizer has no token for a part of it, not even an unknown one.
             TypeError: it is not str.
         """
@@ -104,10 +104,10 @@ class Tokenizer:
         return self.with_bos(ids) + ([] if ends else suffix)
 
     def _encoded(self, text: str, parse_special: bool) -> Encoding:
-        """What the backend makes of a text. The caller holds the lock. Errors as encode."""
+        """The backend's encoding of a text. The caller holds the lock. Errors as encode."""
         try:
             text.encode()
-        except UnicodeEncodeError as error:  # the backend calls it a TypeError
+        except UnicodeEncodeError as error:  # the backend would raise TypeError
             raise ValueError(f"the text is not valid Unicode: a lone surrogate at character {error.start}") from None
         backend = self.vocabulary.backend
         with typed("the tokenizer cannot encode this text"):
@@ -115,22 +115,22 @@ class Tokenizer:
             return backend.encode(text, add_special_tokens=False)
 
     def _ids(self, encoded: Encoding) -> list[int]:
-        """The vocabulary's ids. Offsets, a fifth of the time that a long text takes, are read only where needed."""
+        """An encoding's ids, aliases resolved. Offsets, which take a fifth of the time, are only read where needed."""
         aliases = self.vocabulary.aliases
         return [aliases.get(id, id) for id in encoded.ids] if aliases else encoded.ids
 
     @cached_property
     def spelled_out(self) -> frozenset[str]:
-        """The texts that `encode` reads as one token each unless told parse_special=False."""
+        """Names of the tokens that `encode` matches in a text unless parse_special=False."""
         added = self.vocabulary.backend.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if token.special and token.content)
 
     def encode_plain(self, text: str, plain: Callable[[str], str]) -> list[int]:
-        """Return the ids of a text whose parts between control tokens are turned into plain text.
+        """Return the ids of a text whose parts between control tokens are encoded as plain text.
 
         Args:
-            text: as for `encode`, without add_special_tokens.
-            plain: makes of each part what is to be encoded with parse_special=False.
+            text: as in `encode` with add_special_tokens=False.
+            plain: applied to each part; the result is encoded with parse_special=False.
 
         Raises:
             Errors as encode.
@@ -150,7 +150,7 @@ class Tokenizer:
 
     @contextmanager
     def _after_start(self, position: int) -> Iterator[None]:
-        """Has a Metaspace that marks the first word of a whole text leave alone that of a part which begins later."""
+        """Keep a Metaspace that prepends a space to the first word of a text from doing so to a part in its middle."""
         space = self.vocabulary.backend.pre_tokenizer
         if not position or not isinstance(space, pre_tokenizers.Metaspace) or space.prepend_scheme != "first":
             yield
@@ -162,7 +162,7 @@ class Tokenizer:
             space.prepend_scheme = "first"
 
     def with_bos(self, ids: list[int]) -> list[int]:
-        """Return the ids with the model's BOS in front, unless it has none or it is already there."""
+        """Return the ids with the model's BOS in front, unless it uses none or they begin with it."""
         prefix = list(self.vocabulary.prefix)
         return ids if ids[: len(prefix)] == prefix else prefix + ids
 
@@ -171,16 +171,16 @@ class Tokenizer:
 
         Args:
             ids: a list, tuple or array of ids.
-            skip_special_tokens: leave control tokens out.
+            skip_special_tokens: omit control tokens.
 
         Raises:
-            ValueError: an id is negative. TypeError: it is no whole number.
+            ValueError: an id is negative. TypeError: an id is not a whole number.
         """
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return "".join([detokenizer.feed(whole("a token id", id)) for id in ids]) + detokenizer.flush()
 
     def token_bytes(self, id: int) -> bytes:
-        """Return the bytes one token stands for; empty for an id without a token, ValueError if negative."""
+        """Return the bytes of one token; empty for an id without a token. ValueError: the id is negative."""
         return self.vocabulary.token_bytes(id)
 
     def detokenizer(

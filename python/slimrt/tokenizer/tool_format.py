@@ -1,8 +1,8 @@
-"""How a model writes calls of tools and its thoughts, read off its chat template.
+"""How a model writes tool calls and thoughts, derived from its chat template.
 
-A turn that calls a made-up tool is rendered, and what stands around the name and the arguments is the format; a turn
-with another tool must differ in these alone. What templates do not tell, a table of families does; else the Hermes
-format, explained to the model in the system message.
+A turn that calls a made-up tool is rendered; what surrounds the name and the arguments is the format. A turn with
+another tool must differ in these only. Where this fails a table of families is used; else the Hermes format, which is
+explained to the model in the system message.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from slimrt.tokenizer.chat import Template, find_template, render_chat_text
 from slimrt.tokenizer.template import TemplateTimeError
 from slimrt.tokenizer.tokenizer import Tokenizer
 
-ID = "\ufdd0"  # no character: stands for the id of a call
-ID_PATTERN = "[a-zA-Z0-9]{9}"  # what templates that show ids (Mistral's) make of them
+ID = "\ufdd0"  # a noncharacter: placeholder for the id of a call
+ID_PATTERN = "[a-zA-Z0-9]{9}"  # ids in templates that write them (Mistral's)
 ID_LENGTH = 9
-INDEX = "\ufdd1"  # nor this one: stands for the number of a call, by which Kimi-K2's ids tell them
-INDEX_LENGTH = 4  # at most
+INDEX = "\ufdd1"  # a noncharacter: placeholder for the number of a call, which is part of Kimi-K2's ids
+INDEX_LENGTH = 4  # digits at most
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """What a model writes around the calls of a turn: head NAME middle ARGUMENTS (between NAME middle ARGUMENTS)* tail.
+    """What surrounds the calls of a turn: head NAME middle ARGUMENTS (between NAME middle ARGUMENTS)* tail.
 
     Attributes:
-        between: None: the template has one call a turn.
-        origin: "template": read off it; "table": of a known family; "prompt": put into the system message.
-        as_text: the template wants arguments as JSON text, else as objects.
-        shown: how many of two calls in an earlier turn the template shows; 0: calls are put into the content.
-        counts_on: calls that have numbers are numbered through the conversation, not through a turn.
+        between: None: the template allows one call a turn.
+        origin: "template": derived from it; "table": of a known family; "prompt": explained in the system message.
+        as_text: the template takes arguments as JSON text, else as objects.
+        shown: how many calls of two in an earlier turn the template writes; 0: calls must be written into the content.
+        counts_on: numbers of calls continue through the conversation; else they begin anew in each turn.
     """
 
     head: str
@@ -50,13 +50,13 @@ class ToolFormat:
     counts_on: bool = False
 
     def numbered_id(self, name: str, number: int) -> str:
-        """The id of a call in a format that numbers them: what its tags enclose."""
+        """The id of a call in a format with numbers: the text between tags around the name and the number."""
         before, after = re.search(r"[^<>]*$", self.head), re.match(r"[^<>]*", self.middle)
         return f"{before[0] if before else ''}{name}{after[0] if after else ''}".replace(INDEX, str(number))
 
     @property
     def trigger(self) -> str:
-        """The beginning of the head by which a call is known in free text: its first tag, or all of it."""
+        """The beginning of the head that identifies a call in free text: its first tag, or all of it."""
         tag = re.match(r"<[^>]*>|\[[A-Z_]+\]", self.head)
         return tag[0] if tag else self.head
 
@@ -67,7 +67,7 @@ class ToolFormat:
 
 @dataclass(frozen=True)
 class Thoughts:
-    """What stands around the thoughts of a model, which come before its answer."""
+    """The texts around a model's thoughts, which come before its answer."""
 
     begin: str
     end: str
@@ -88,7 +88,7 @@ _HERMES = ToolFormat(
     "prompt",
 )
 _MISTRAL_NEXT = f', "id": "{ID}"}}, {{"name": "'
-_TABLE: Sequence[tuple[Sequence[str], ToolFormat]] = (  # what the template has, and what then holds
+_TABLE: Sequence[tuple[Sequence[str], ToolFormat]] = (  # words that a template contains -> its format
     (
         ("<tool_call>", '"arguments"'),
         ToolFormat(_HERMES.head, _HERMES.middle, _HERMES.between, _HERMES.tail, "table"),
@@ -99,7 +99,7 @@ _TABLE: Sequence[tuple[Sequence[str], ToolFormat]] = (  # what the template has,
         ToolFormat('[TOOL_CALLS][{"name": "', '", "arguments": ', _MISTRAL_NEXT, f', "id": "{ID}"}}]', "table"),
     ),
     (
-        ("tool_declare",),  # Kimi-K2's first
+        ("tool_declare",),  # the first release of Kimi-K2
         ToolFormat(
             "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
             f":{INDEX}<|tool_call_argument_begin|>",
@@ -117,7 +117,7 @@ _TABLE: Sequence[tuple[Sequence[str], ToolFormat]] = (  # what the template has,
 _NAMES = ("slimrt_first", "slimrt_second")
 _ARGUMENTS = ({"slimrt_key": "first value"}, {"slimrt_key": "second value"})
 _IDS = ("firstid01", "secondid2")
-_NAMED_IDS = ("functions.slimrt_first:7", "functions.slimrt_second:8")  # to templates that show no other name
+_NAMED_IDS = ("functions.slimrt_first:7", "functions.slimrt_second:8")  # for templates that take the name from the id
 _CONTENT = "\u00a7slimrt content"
 _TOOLS = [
     {
@@ -135,12 +135,12 @@ _formats: weakref.WeakKeyDictionary[Tokenizer, dict[str, ToolFormat]] = weakref.
 
 
 def thoughts_of(template: str) -> Thoughts | None:
-    """Those that a chat template (its text) knows of."""
+    """The marks of thoughts that a chat template (its text) contains, if any."""
     return next((one for one in _THOUGHTS if one.end in template or one.begin in template), None)
 
 
 def tool_format(tokenizer: Tokenizer, chat_template: Template | None = None) -> ToolFormat:
-    """How a model calls tools. Arguments and errors as slimrt.tokenizer.chat.find_template."""
+    """A model's format of tool calls; cached. Arguments and errors as slimrt.tokenizer.chat.find_template."""
     template = find_template(tokenizer, chat_template)
     known = _formats.setdefault(tokenizer, {})
     if template not in known:
@@ -164,7 +164,7 @@ def _found(tokenizer: Tokenizer, template: str) -> ToolFormat:
 
 
 def _shown(two: str | None) -> int:
-    """How many of two calls a rendered turn shows; a template that refuses two says so itself."""
+    """How many calls of two a rendered turn shows; 2 if the template refused it, so that it raises its own error."""
     return 2 if two is None else sum(one["slimrt_key"] in two for one in _ARGUMENTS)
 
 
@@ -174,7 +174,7 @@ def _shows_tools(tokenizer: Tokenizer, template: str) -> bool:
 
 
 def _read(tokenizer: Tokenizer, template: str, as_text: bool, ids: Sequence[str]) -> ToolFormat | None:
-    """The format as the template shows it, to which calls have these ids; None: it does not."""
+    """The format derived from rendering calls with these ids; None: the template does not show it."""
     plain = _rendered(tokenizer, template, {"content": _CONTENT})
     one, other = (_rendered(tokenizer, template, _calls([i], as_text, ids)) for i in (0, 1))
     if plain is None or one is None or other is None or _CONTENT not in plain:
@@ -184,7 +184,7 @@ def _read(tokenizer: Tokenizer, template: str, as_text: bool, ids: Sequence[str]
     if found is None or found != _split(_without_id(other[header:], ids[1]), 1):
         return None
     head, middle, tail = found
-    thoughts = thoughts_of(template)  # none, as some write: they are no part of the call
+    thoughts = thoughts_of(template)  # some templates write empty thoughts: they are no part of the call
     head = head.rpartition(thoughts.end)[2] if thoughts else head
     if not head.strip():
         return None
@@ -197,14 +197,14 @@ def _read(tokenizer: Tokenizer, template: str, as_text: bool, ids: Sequence[str]
 
 
 def _without_id(text: str, id: str) -> str:
-    """A text with what stands for an id, or for its number, in the place of that."""
+    """A text with a call's id replaced by ID, or its number by INDEX."""
     _, named, number = id.rpartition(":")
     return text.replace(f":{number}", f":{INDEX}") if named else text.replace(id, ID)
 
 
 def _header(opening: str | None, plain: str, call: str) -> int:
-    """How much of a turn that calls comes before what the model writes: the prompt's opening of it, or else what turns
-    with and without calls have in common, but for the beginning of a tag."""
+    """The length of the part of a turn with calls that the model does not write: the generation prompt; or else what
+    turns with and without calls have in common, without an incomplete tag at its end."""
     if opening is not None and call.startswith(opening):
         return len(opening)
     common = os.path.commonprefix([plain, call])
@@ -213,7 +213,7 @@ def _header(opening: str | None, plain: str, call: str) -> int:
 
 
 def _split(turn: str, index: int) -> tuple[str, str, str] | None:
-    """What stands before the name, between it and the arguments, and after these; None: they are not both there."""
+    """(before the name, between name and arguments, after the arguments); None: they are not both there."""
     written = next((form for form in _forms(index) if form in turn), None)
     if turn.count(_NAMES[index]) != 1 or written is None:
         return None
@@ -225,8 +225,8 @@ def _split(turn: str, index: int) -> tuple[str, str, str] | None:
 
 
 def _between(two: str, middle: str, tail: str) -> tuple[str | None, str]:
-    """What stands between two calls, if the template has several in a turn and writes them alike, and what then stands
-    before the arguments of each, where they may be numbered."""
+    """The text between two calls, if the template writes several in a turn, all in one form; and `middle`, with INDEX
+    if calls are numbered."""
     written = next((form for form in _forms(0) if form in two), None)
     if written is None:
         return None, middle
@@ -239,7 +239,7 @@ def _between(two: str, middle: str, tail: str) -> tuple[str | None, str]:
 
 
 def _end(tokenizer: Tokenizer, tail: str, after: str) -> str:
-    """The tail without what ends any turn. after: what follows the content of one."""
+    """The tail without what ends every turn. after: the text after the content of a turn without calls."""
     ends = [text for text, id in tokenizer.special_tokens.items() if text and id in tokenizer.eog_ids]
     tail = tail.removesuffix(after)
     return tail[: min((at for at in (tail.find(text) for text in ends) if at >= 0), default=len(tail))].rstrip()
@@ -250,7 +250,7 @@ def _forms(index: int) -> list[str]:
 
 
 def _calls(which: Sequence[int], as_text: bool, ids: Sequence[str] = _IDS) -> dict[str, Any]:
-    """A message that calls the probes."""
+    """An assistant's message that calls the made-up tools."""
     return {
         "content": None,
         "tool_calls": [
@@ -265,8 +265,8 @@ def _calls(which: Sequence[int], as_text: bool, ids: Sequence[str] = _IDS) -> di
 
 
 def _rendered(tokenizer: Tokenizer, template: str, answer: Mapping[str, Any] | None) -> str | None:
-    """A conversation that ends with this answer, or, without one, with its opening; None: the template will not have
-    it."""
+    """A rendered conversation that ends with this answer, or with the generation prompt if None; None: the template
+    raised an error."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
     if answer is not None:
         messages.append({"role": "assistant", **answer})
@@ -281,7 +281,7 @@ def _rendered(tokenizer: Tokenizer, template: str, answer: Mapping[str, Any] | N
 
 
 def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
-    """What a system message says of tools where the template says nothing."""
+    """The part of a system message that explains tools, for templates that do not."""
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     call = f"{_HERMES.head}NAME{_HERMES.middle}ARGUMENTS{_HERMES.tail}"
     return (
@@ -292,7 +292,7 @@ def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def takes_system(tokenizer: Tokenizer, template: str) -> bool:
-    """Whether a chat template shows a system message; those of Gemma 2 refuse it."""
+    """Whether a chat template accepts a system message and writes it; Gemma 2's refuses it."""
     messages = [{"role": "system", "content": _CONTENT}, {"role": "user", "content": "hello"}]
     try:
         return bool(render_chat_text(tokenizer, messages, chat_template=template))
@@ -301,11 +301,11 @@ def takes_system(tokenizer: Tokenizer, template: str) -> bool:
 
 
 def history(messages: Sequence[Mapping[str, Any]], format: ToolFormat) -> list[dict[str, Any]]:
-    """Messages with calls and results as the template wants them.
+    """Messages whose calls and results have the form that the template takes.
 
     Raises:
-        ChatError: the arguments of a call are no JSON object, or the template shows one call of a message's several; it
-            says where.
+        ChatError: arguments of a call are not a JSON object, or a message has several calls and the template writes
+            one; the message says where.
     """
     if format.origin != "prompt":
         made = [_with_calls(f"messages[{i}]", message, format) for i, message in enumerate(messages)]
@@ -347,7 +347,7 @@ def _with_calls(where: str, message: Any, format: ToolFormat) -> Any:
 
 
 def _numbered(messages: Sequence[Any], format: ToolFormat) -> list[Any]:
-    """Messages in which ids of calls, and of what they gave, are as the model writes them."""
+    """Messages with the ids of calls, and of their results, in the form in which the model writes them."""
     made, ids, count = list[Any](), dict[Any, str](), 0
     for message in messages:
         if isinstance(message, Mapping) and message.get("tool_calls"):
@@ -364,14 +364,14 @@ def _numbered(messages: Sequence[Any], format: ToolFormat) -> list[Any]:
 
 
 def _short(id: str) -> str:
-    """The id of a call as those templates want it that show ids, which refuse longer ones (Mistral's)."""
+    """A call's id, hashed to the 9 characters that templates with ids (Mistral's) require, if it has another form."""
     if re.fullmatch(ID_PATTERN, id):
         return id
     return hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:ID_LENGTH]
 
 
 def _call(where: str, call: Any, as_text: bool) -> dict[str, Any]:
-    """A call whose arguments are as the template wants them."""
+    """A call with arguments as text or as an object. ChatError: it is malformed, or they are not a JSON object."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ChatError(f"{where}: a call is {{'id', 'type', 'function': {{'name', 'arguments'}}}}, got {call!r}")
@@ -389,7 +389,7 @@ def _call(where: str, call: Any, as_text: bool) -> dict[str, Any]:
 
 
 def _spelled(where: str, message: Any, format: ToolFormat) -> Any:
-    """A message whose calls are in its content, as the model wrote them."""
+    """A message whose calls are part of its content, as the model wrote them."""
     if not isinstance(message, Mapping) or not message.get("tool_calls"):
         return message
     calls = [_call(where, one, True) for one in message["tool_calls"]]

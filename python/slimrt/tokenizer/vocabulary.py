@@ -1,4 +1,4 @@
-"""A loaded vocabulary: what the GGUF and the Hugging Face loaders both produce, and how a token becomes bytes."""
+"""A loaded vocabulary, as built by the GGUF and the Hugging Face loader; and how a token becomes bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slimrt.errors import ModelFormatError, SlimrtError
 SPACE = "\u2581"  # how SentencePiece writes a space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
-# Tokens with which the known chat formats end a turn, or (<|tool_response>) give it to who runs the tools.
+# Tokens that end a turn in the known chat formats, or (<|tool_response>) hand it to the runner of tools.
 _END_OF_TURN = (
     "<|eot_id|>",
     "<|eom_id|>",
@@ -38,21 +38,21 @@ _END_OF_TURN = (
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A vocabulary and the facts its file declares about it.
+    """A vocabulary, with what its file declares about it.
 
     Attributes:
-        backend: the Hugging Face tokenizer that turns text into ids.
-        tokens: the text of each id, None where no token has the id.
+        backend: the tokenizer (Hugging Face's library) that turns text into ids.
+        tokens: the text of each id; None for ids without a token.
         control: ids that are not text (BOS, end of turn, ...).
-        literal: ids whose text stands for itself: control tokens and, where byte_level, user-defined ones.
-        byte_level: the others are written in GPT-2's byte alphabet, else in SentencePiece's.
-        strips_space: encoding puts a space before the text, so decoding takes it off.
-        prefix, suffix: the ids that encoding adds around a text.
-        special_ids: "bos", "eos", "unk", "pad" to the id, for those declared.
-        eog_ids: ids that end a generation.
+        literal: ids whose bytes are their text as it is: control tokens and, if byte_level, user-defined ones.
+        byte_level: the other tokens are written in GPT-2's byte alphabet, else in SentencePiece's.
+        strips_space: encoding puts a space before the text, which decoding removes.
+        prefix, suffix: ids that encoding adds before and after a text.
+        special_ids: "bos", "eos", "unk", "pad" -> id, for those declared.
+        eog_ids: ids that end generation.
         chat_template: the file's default chat template, if any.
-        chat_templates: others that it has under a name.
-        aliases: ids the backend gives that stand for another id of the vocabulary.
+        chat_templates: its further templates, by name.
+        aliases: ids that the backend returns -> the ids of the vocabulary that they stand for.
     """
 
     backend: tokenizers.Tokenizer
@@ -70,9 +70,9 @@ class Vocabulary:
     chat_templates: Mapping[str, str] = field(default_factory=dict)
 
     def token_bytes(self, id: int) -> bytes:
-        """Return the bytes that one token stands for; empty for an id without a token.
+        """Return the bytes of one token; empty for an id without a token.
 
-        A model's output can be wider than its vocabulary, so an id past the end is not an error.
+        Logits may be wider than the vocabulary, so an id past its end is not an error.
 
         Raises:
             ValueError: the id is negative.
@@ -92,8 +92,8 @@ class Vocabulary:
 
 @contextmanager
 def typed(what: str) -> Iterator[None]:
-    """Makes a ModelFormatError of whatever the tokenizers library raises: plain Exception for what it refuses, and a
-    PanicException, which is no Exception, for what it did not expect."""
+    """Turn any error of the tokenizers library into ModelFormatError: it raises plain Exception, and on a Rust panic
+    PanicException, which is not an Exception."""
     try:
         yield
     except SlimrtError:
@@ -105,20 +105,20 @@ def typed(what: str) -> Iterator[None]:
 
 
 def end_of_generation(matched: Mapping[str, int], declared: Iterable[int | None]) -> frozenset[int]:
-    """Return the ids that end a generation.
+    """Return the ids that end generation.
 
     Args:
-        matched: the text of each control or user-defined token, to its id: some files have an end as the latter.
-        declared: the ids that the file itself calls ends (eos, eot, eom); None where it has none.
+        matched: text -> id of control and user-defined tokens, since some files declare end tokens as the latter.
+        declared: the ids that the file declares as ends (eos, eot, eom); None for those it has not.
     """
     known = {matched[text] for text in _END_OF_TURN if text in matched}
     if "<|return|>" in matched and "<|call|>" in matched:
-        known.discard(matched.get("<|end|>"))  # the harmony format ends a message with it, not the turn
+        known.discard(matched.get("<|end|>"))  # in the Harmony format it ends a message, not the turn
     return frozenset(known | {id for id in declared if id is not None})
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 bytes are themselves, the others count up from U+0100."""
+    """GPT-2's byte alphabet: printable Latin-1 characters stand for themselves, others are U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
     return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}
@@ -129,18 +129,18 @@ _LETTERS = {byte: letter for letter, byte in _BYTES.items()}
 
 
 def byte_level_alphabet() -> list[str]:
-    """GPT-2's alphabet in the order of its vocabulary, where it comes first."""
+    """The letters of GPT-2's byte alphabet in the order of its vocabulary, which begins with them."""
     return list(_BYTES)
 
 
 def to_byte_level(data: bytes) -> str:
-    """Bytes as GPT-2's alphabet writes them."""
+    """Bytes written in GPT-2's byte alphabet."""
     return "".join(_LETTERS[byte] for byte in data)
 
 
 def from_byte_level(text: str) -> bytes:
-    """The bytes that a token in GPT-2's alphabet stands for."""
+    """The bytes of a token in GPT-2's byte alphabet."""
     try:
         return bytes([_BYTES[char] for char in text])
-    except KeyError:  # not written in the alphabet: it stands for itself
+    except KeyError:  # not in the alphabet: its bytes are its text
         return text.encode()
