@@ -1,1 +1,1 @@
-"""slimrt as a part of other tools; each module needs the tool that it is named after."""
+"""Adapters to other tools; each module needs the tool it is named after."""

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness over slimrt: the model "slimrt" (docs/adapters.md).
+"""The model type "slimrt" for lm-evaluation-harness (docs/adapters.md).
 
 python -m slimrt.integrations.lm_eval run --model slimrt --model_args pretrained=model.gguf --tasks arc_easy
 """
@@ -24,17 +24,17 @@ from slimrt.plumbing.numbers import log_softmax_at
 from slimrt.tokenizer.chat import render_chat_text
 
 _NAMES = {"max_gen_toks": "max_tokens", "until": "stop"}
-_MAX_TOKENS = 256  # of an answer whose task names no limit, as in lm-eval's own models
+_MAX_TOKENS = 256  # for tasks that give no limit, as in lm-eval's own models
 
 
 @register_model("slimrt")
 class SlimrtLM(TemplateLM):
-    """A slimrt.Model for lm-eval: choices are scored over the rows of the context that they share.
+    """A slimrt.Model for lm-eval. Answers to the same question reuse the cached rows of their common prefix.
 
     Args:
         pretrained: the model, as Model.from_pretrained takes it.
         batch_size: texts generated together (n_seqs).
-        options: as slimrt.Model.
+        options: of slimrt.Model.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SlimrtLM(TemplateLM):
         return render_chat_text(self.model.tokenizer, chat_history, add_generation_prompt)
 
     def _loglikelihood_tokens(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
-        """Of each (texts, context, continuation): the continuation's log-likelihood, and whether it is greedy."""
+        """For each (texts, context, continuation): the continuation's log likelihood, and whether it is greedy."""
         found: dict[int, tuple[float, bool]] = {}
         with self.model.session() as session:
             for index in sorted(range(len(requests)), key=lambda i: requests[i][1] + requests[i][2]):
@@ -84,7 +84,7 @@ class SlimrtLM(TemplateLM):
 
     def _score(self, session: slimrt.Session, context: list[int], continuation: list[int]) -> tuple[float, bool]:
         fed = self._fitting(context + continuation[:-1], self.model.n_ctx)
-        start = len(fed) - len(continuation)  # the last token of the context predicts the first one that counts
+        start = len(fed) - len(continuation)  # the token before the continuation predicts its first token
         if start < 0:
             raise slimrt.ContextOverflowError(
                 f"a continuation has {len(continuation)} tokens, the context holds {self.model.n_ctx}: load the model "
@@ -99,7 +99,8 @@ class SlimrtLM(TemplateLM):
         return float(log_softmax_at(logits, continuation).sum()), bool(np.array_equal(logits.argmax(-1), continuation))
 
     def loglikelihood_rolling(self, requests: Iterable[Any], disable_tqdm: bool = False) -> list[float]:
-        """Of whole texts: each token once, in windows of n_ctx tokens, the last with as much before it as fits."""
+        """Log likelihoods of whole texts: each token is scored once, in windows of n_ctx tokens; the last window has as
+        much context as fits."""
         totals = []
         for request in requests:
             (text,) = request.args
@@ -111,7 +112,7 @@ class SlimrtLM(TemplateLM):
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The texts that follow contexts; those with the same options are generated together."""
+        """Continue contexts; consecutive requests with the same options are generated together."""
         found: dict[int, str] = {}
         for _, group in itertools.groupby(range(len(requests)), key=lambda index: repr(requests[index].args[1])):
             indices = list(group)
@@ -125,14 +126,14 @@ class SlimrtLM(TemplateLM):
 
     @staticmethod
     def _options(given: dict[str, Any]) -> Any:
-        """A task's generation_kwargs as options of generate; greedy unless it samples."""
+        """A task's generation_kwargs as options of generate; greedy unless the task samples."""
         options = {_NAMES.get(name, name): value for name, value in given.items()}
         if not options.pop("do_sample", options.get("temperature", 0.0) > 0):
             options["temperature"] = 0.0
         return {"max_tokens": _MAX_TOKENS} | options
 
     def _fitting(self, ids: list[int], room: int) -> list[int]:
-        """The last tokens that fit, as lm-eval's models take them."""
+        """The last tokens that fit, as in lm-eval's own models."""
         if len(ids) > room:
             LOG.warning("a context of %d tokens was cut to its last %d: n_ctx is %d", len(ids), room, self.model.n_ctx)
         return ids[-room:]

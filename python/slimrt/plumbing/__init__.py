@@ -1,1 +1,1 @@
-"""What every part may use and that knows nothing of models: checked arguments, files, bars, units, numbers."""
+"""Helpers that know nothing of models: checked arguments, files, progress bars, units, numerics."""

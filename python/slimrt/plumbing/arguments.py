@@ -1,4 +1,4 @@
-"""Checks of the kinds of arguments, so that a wrong one is named where it was given."""
+"""Checks of argument types, so that a wrong argument is named where it was passed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def whole(name: str, value: Any) -> int:
-    """A whole number, NumPy's included. TypeError for anything else."""
+    """An integer, NumPy's included. TypeError: anything else."""
     try:
         return operator.index(value)
     except TypeError:
@@ -19,14 +19,14 @@ def whole(name: str, value: Any) -> int:
 
 
 def count(name: str, value: Any) -> int:
-    """A whole number of at most 31 bits, which the engine's are. TypeError, ValueError."""
+    """An integer that fits int32, as the engine's do. TypeError, ValueError."""
     if not -(1 << 31) <= whole(name, value) < 1 << 31:
         raise ValueError(f"{name} must be less than 2^31, got {value}")
     return whole(name, value)
 
 
 def real(name: str, value: Any) -> float:
-    """A number, NumPy's included. TypeError for anything else, ValueError for NaN and what no float holds."""
+    """A number, NumPy's included. TypeError: anything else. ValueError: NaN, or too large for a float."""
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
@@ -39,25 +39,25 @@ def real(name: str, value: Any) -> float:
 
 
 def check_switch(name: str, value: Any) -> None:
-    """TypeError unless it is true or false, NumPy's included."""
+    """TypeError unless the value is a bool, NumPy's included, or None."""
     if type(value).__name__ not in ("bool", "bool_", "NoneType"):
         raise TypeError(f"{name} must be true or false, got {value!r}")
 
 
 def check_seed(seed: Any) -> None:
-    """TypeError, ValueError unless it is None or from 0 to 2^63 - 1."""
+    """TypeError, ValueError unless the seed is None or from 0 to 2^63 - 1."""
     if seed is not None and not 0 <= whole("seed", seed) < 1 << 63:
         raise ValueError(f"seed must be from 0 to 2^63 - 1, got {seed}")
 
 
 def check_function(name: str, value: Any) -> None:
-    """TypeError unless it is None or can be called."""
+    """TypeError unless the value is None or callable."""
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be a function, got {value!r}")
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> str:
-    """The sentence for a name that is not known, with the nearest that is."""
+    """The error message for an unknown name, with the most similar known one."""
     known = list(known)
     nearest = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
     hint = f" (did you mean '{nearest[0]}'?)" if nearest else ""

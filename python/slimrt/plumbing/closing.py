@@ -1,4 +1,4 @@
-"""What is closed after use, by hand or by a with statement."""
+"""Objects that are closed after use, by close() or a with statement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Closing:
-    """Gives a class with close() the with statement."""
+    """Makes a class with close() a context manager."""
 
     def close(self) -> None:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Files that people name: text to read, and what is written complete or not at all."""
+"""Files that users name: text to read, and output that is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GGML = b"lmgg"  # 0x67676d6c, little-endian
 
 
 def is_ggml_bin(path: Path) -> bool:
-    """Whether it is a file that begins as whisper.cpp's own (ggml-*.bin) do."""
+    """Whether it is a file in whisper.cpp's format (ggml-*.bin), by its magic number."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -24,33 +24,32 @@ def is_ggml_bin(path: Path) -> bool:
 
 
 def cache_directory() -> Path:
-    """Where converted models and what was measured of the machine are kept: $SLIMRT_CACHE_DIR, else slimrt in
+    """The directory for converted models and measurements of the machine: $SLIMRT_CACHE_DIR, else slimrt in
     $XDG_CACHE_HOME, else ~/.cache/slimrt."""
     own = os.environ.get("SLIMRT_CACHE_DIR")
     return Path(own) if own else _base("XDG_CACHE_HOME", ".cache") / "slimrt"
 
 
 def state_directory() -> Path:
-    """Where what a program leaves behind unasked is kept, such as a conversation that an error ended: slimrt in
-    $XDG_STATE_HOME, else ~/.local/state/slimrt."""
+    """The directory for files that are kept without being asked for, such as a conversation that an error ended: slimrt
+    in $XDG_STATE_HOME, else ~/.local/state/slimrt."""
     return _base("XDG_STATE_HOME", ".local/state") / "slimrt"
 
 
 def _base(variable: str, usual: str) -> Path:
-    """A base directory: what the variable says, unless that is relative, which XDG wants ignored, else one in the
-    user's home. Of a user without any, as containers have them, it is one where nothing can be kept."""
+    """A base directory: the variable's value, unless it is relative (XDG: to be ignored), else a path in the user's
+    home. For a user without a home, as in some containers, a path where no directory can be made."""
     said = Path(os.environ.get(variable, ""))
     if said.is_absolute():
         return said
     try:
         return Path.home() / usual
     except RuntimeError:
-        return Path(os.devnull) / usual  # where not even root makes a folder
+        return Path(os.devnull) / usual  # not even root can make a directory there
 
 
 def decode_text(data: bytes, name: str) -> str:
-    """The text in these bytes, without a byte order mark; ValueError, with the name of what they are from, when they
-    are not UTF-8."""
+    """UTF-8 bytes as text, without a byte order mark. ValueError, with `name` in front: they are not UTF-8."""
     try:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -58,16 +57,16 @@ def decode_text(data: bytes, name: str) -> str:
 
 
 def check_utf8(path: str | Path) -> None:
-    """ValueError: a path that is not UTF-8, as the engine has them."""
+    """ValueError: a path that is not UTF-8, which the engine cannot take."""
     if os.fsencode(path) != str(path).encode(errors="replace"):
         raise ValueError(f"{path}: this path is not UTF-8 here: rename what it names, or give a link to it")
 
 
 def followed(target: Path) -> Path:
-    """The file to write under a name: where that is a symbolic link what it leads to, which need not be there yet.
+    """The file to write for a name: the target of a symbolic link, which need not exist yet, else the name itself.
 
     Raises:
-        OSError: links lead in a circle.
+        OSError: the links form a cycle.
     """
     if not target.is_symlink():
         return target
@@ -78,18 +77,18 @@ def followed(target: Path) -> Path:
 
 
 def check_target(target: Path) -> None:
-    """Refuses a path that no file can be written to, before the work whose result it is for.
+    """Refuse a path that cannot be written to, before the work whose result it is for.
 
     Raises:
-        OSError: no such directory, one that must not be written to, something there that is not a plain file, or links
-            that lead in a circle.
+        OSError: the directory does not exist or is not writable, the path is not a regular file, or its links form a
+            cycle.
     """
     file = followed(target)
     if not file.parent.is_dir():
         raise FileNotFoundError(f"{file.parent}: no such directory")
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a directory; name the file to write")
-    if target.exists() and not file.is_file():  # /dev/stdout may lead to what has no name
+    if target.exists() and not file.is_file():  # exists() for links such as /dev/stdout, which may lead to a pipe
         raise OSError(f"{target} is not a plain file; name another to write")
     if not os.access(file.parent, os.W_OK | os.X_OK):
         raise PermissionError(f"{file.parent}: no permission to write to this directory")
@@ -97,11 +96,10 @@ def check_target(target: Path) -> None:
 
 @contextmanager
 def written_beside(target: Path) -> Iterator[Path]:
-    """A path to write to, that becomes `target`, or what that links to, when all went well and vanishes when anything
-    did not.
+    """A temporary path beside `target` that replaces it (or the file it links to) on success, and is removed otherwise.
 
     Raises:
-        OSError: as check_target; or the disk is full, ...; it names `target`.
+        OSError: as check_target; or a full disk, ...; it names `target`.
     """
     check_target(target)
     with stand_in(target, ".partial", Path.touch) as partial, writing(target, partial):
@@ -113,10 +111,10 @@ def written_beside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def stand_in(target: Path, suffix: str, make: Callable[[Path], object]) -> Iterator[Path]:
-    """A new file or folder beside a target, or what that links to, under a name of its own; gone afterwards.
+    """A new temporary file or directory beside a target (or the file it links to), removed afterwards.
 
-    Where this process is killed it stays, and goes when the same target is written again: whoever uses one holds a lock
-    on it, which ends with the process.
+    If the process is killed it stays until the same target is written again: it is locked while in use, and unlocked
+    ones are removed.
     """
     beside = followed(target)
     remove_leftovers(beside)
@@ -132,12 +130,12 @@ def stand_in(target: Path, suffix: str, make: Callable[[Path], object]) -> Itera
         if descriptor is not None:
             os.close(descriptor)
         if path != beside:
-            with suppress(OSError):  # what went wrong before says more
+            with suppress(OSError):  # an earlier error says more
                 _remove(path)
 
 
 def _claim(path: Path) -> int | None:
-    """Opens and locks what was just made; None: before that another process took it for a leftover."""
+    """Open and lock a new temporary path; None: another process has removed it as a leftover before it was locked."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -148,14 +146,14 @@ def _claim(path: Path) -> int | None:
             return descriptor
     except (BlockingIOError, FileNotFoundError):
         pass
-    except OSError:  # no locks in this file system: then nobody removes leftovers
+    except OSError:  # the file system has no locks: then leftovers are never removed either
         return descriptor
     os.close(descriptor)
     return None
 
 
 def remove_leftovers(target: Path) -> None:
-    """Removes what processes that were killed left beside a target."""
+    """Remove temporary files that killed processes left beside a target."""
     ours = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{8}(\.partial)?")
     found = [Path(entry.path) for entry in os.scandir(target.parent) if ours.fullmatch(entry.name)]
     for path in found:
@@ -177,11 +175,11 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def writing(target: Path, *stand_ins: Path) -> Iterator[None]:
-    """Has an OSError that names no file, or one that stands in for the target, name the target."""
+    """Make an OSError that names no file, or a temporary one, name the target."""
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # NumPy's way to say that the disk took only a part
+        if error.errno is None:  # NumPy's error for a partial write
             raise OSError(errno.EIO, f"not written completely: {error}", str(target)) from error
         if error.filename in (None, *map(str, stand_ins)):
             raise OSError(error.errno, error.strerror, str(target)) from error

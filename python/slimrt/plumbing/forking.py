@@ -1,4 +1,4 @@
-"""What a fork() leaves of locks: in the child no thread is left that would give them back."""
+"""Locks after fork(): the child has no thread that could release those that were held."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Protocol
 
 
 class AfterFork(Protocol):
-    """Something with locks."""
+    """An object with locks."""
 
     def after_fork(self) -> None:
-        """Called in the child of a fork, before anything else there."""
+        """Called in the child process right after the fork: replace all locks."""
 
 
 _living: weakref.WeakSet[AfterFork] = weakref.WeakSet()
 
 
 def watch(lockable: AfterFork) -> None:
-    """Has its after_fork() called as long as it lives."""
+    """Have after_fork() called in child processes, as long as the object lives (a weak reference)."""
     _living.add(lockable)
 
 

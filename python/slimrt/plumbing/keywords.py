@@ -1,4 +1,4 @@
-"""Keywords that a call does not have: refused with the name that they have here."""
+"""Unknown keyword arguments, refused with slimrt's name for them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "type_v": ("cache_type_v",),
     "kv_cache_type": ("cache_type",),
 }
-"""What other libraries call it, and what it is called here, in whichever call has it: a name, and maybe a remark."""
+"""Names in other libraries -> names here, with a remark in some; the first that the call has is suggested."""
 
 
 ADVICE: dict[str, str] = {
@@ -109,24 +109,24 @@ ADVICE: dict[str, str] = {
     "compute_type": "the file says it; cache_type is that of the context's rows",
     "main_gpu": 'device names one: "cuda:1"',
 }
-"""What to do in the place of what no call has."""
+"""For keywords of other libraries that no call has: what to do instead."""
 
 
 def of_model(call: Callable[P, R]) -> Callable[P, R]:
-    """What Python says of wrong arguments of a method then names Model, not the class behind it."""
+    """Have Python's errors about wrong arguments of a method name Model instead of the class that defines it."""
     if "." in call.__qualname__:
         call.__qualname__ = f"Model.{call.__name__}"
     return call
 
 
 def named(call: Callable[P, R]) -> Callable[P, R]:
-    """A method of Model, or a function beside it, that refuses keywords it does not have by name, in a TypeError: how
-    others call what it has, or what is nearest."""
+    """Decorator for methods of Model and similar functions: unknown keywords raise a TypeError that gives slimrt's name
+    for them, or the most similar one."""
     call = of_model(call)
     known = set[str]()
 
     def check(keywords: Iterable[str]) -> None:
-        if not known.issuperset(keywords):  # of what is known nothing is, before the first call
+        if not known.issuperset(keywords):  # `known` is empty before the first call
             known.update(_names(call))
             for name in keywords:
                 if name not in known:
@@ -150,7 +150,7 @@ def named(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def refusal(call: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a keyword that a call does not have."""
+    """The error message for a keyword that a call does not have."""
     known = sorted(known)
     call = "Model" if call == "__init__" else call
     for there in ELSEWHERE.get(name, ()):
@@ -164,7 +164,7 @@ def refusal(call: str, name: str, known: Iterable[str]) -> str:
 
 
 def _names(call: Callable[..., Any]) -> set[str]:
-    """Of the keywords that it takes, those of a TypedDict that it unpacks among them."""
+    """All keywords of a function, including those of a TypedDict that it unpacks."""
     names = set[str]()
     for parameter in inspect.signature(call).parameters.values():
         if parameter.kind == parameter.VAR_KEYWORD:

@@ -1,4 +1,4 @@
-"""Notes of the library: to logging's "slimrt", and on stderr for who asked to see them."""
+"""Notes of the library: to the logger "slimrt", and to stderr where `shown` is active."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from contextvars import ContextVar
 from slimrt.plumbing.progress import aside
 
 LOG = logging.getLogger("slimrt")
-LOG.addHandler(logging.NullHandler())  # else logging prints warnings of programs that set up nothing
+LOG.addHandler(logging.NullHandler())  # else logging prints warnings to stderr in programs without handlers
 
 _seen: ContextVar[set[str] | None] = ContextVar("notes that were shown", default=None)
 
 
 def note(message: str, level: int = logging.INFO) -> None:
-    """Says something to the log; inside of `shown` on stderr too, once."""
+    """Log a message; within `shown` print it to stderr too, once."""
     LOG.log(level, message)
     seen = _seen.get()
     if seen is not None and message not in seen:
@@ -28,7 +28,7 @@ def note(message: str, level: int = logging.INFO) -> None:
 
 
 def warn(message: str) -> None:
-    """A UserWarning at the line outside of slimrt that led here."""
+    """A UserWarning attributed to the caller's line outside slimrt."""
     depth = 1
     while sys._getframe(depth).f_globals.get("__name__", "").partition(".")[0] == "slimrt":
         depth += 1
@@ -36,7 +36,7 @@ def warn(message: str) -> None:
 
 
 def tell(message: str) -> None:
-    """What must not go unnoticed: a note where notes are shown, else a UserWarning."""
+    """For messages that must be seen: a note within `shown`, else a UserWarning."""
     if _seen.get() is None:
         warn(message)
     else:
@@ -45,7 +45,7 @@ def tell(message: str) -> None:
 
 @contextmanager
 def shown(wanted: bool = True) -> Iterator[None]:
-    """Notes of this thread are on stderr meanwhile, each once. Not wanted: as it was."""
+    """Within this context notes are printed to stderr, each once. wanted=False: no change."""
     before = _seen.get()
     token = _seen.set(set() if before is None else before) if wanted else None
     try:
@@ -57,7 +57,7 @@ def shown(wanted: bool = True) -> Iterator[None]:
 
 @contextmanager
 def heard(quiet: bool) -> Iterator[None]:
-    """shown(), or for who wants quiet nothing, warnings included."""
+    """shown(); or with `quiet` nothing is printed, UserWarnings included."""
     if not quiet:
         with shown():
             yield

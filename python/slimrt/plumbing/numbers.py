@@ -1,4 +1,4 @@
-"""Softmax and what is made of it, in the precision that each use needs."""
+"""Softmax and quantities derived from it, each in the precision that it needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def log_softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
 
 
 def log_softmax_at(logits: NDArray[np.float32], targets: list[int]) -> NDArray[np.float64]:
-    """log softmax of each row at its target; row by row, since float64 copies of all would be large."""
+    """Log softmax of each row at its target, in float64; row by row, since a float64 copy of all rows is large."""
     picked = np.empty(len(targets))
     for i, target in enumerate(targets):
         row = logits[i].astype(np.float64) - logits[i].max()
@@ -25,7 +25,7 @@ def log_softmax_at(logits: NDArray[np.float32], targets: list[int]) -> NDArray[n
 
 
 def log_normaliser(logits: NDArray[np.float32]) -> float:
-    """log(sum(exp(logits))) of a row (vocab,), of which at least one is finite. Pairwise sums in float32 will do."""
+    """log(sum(exp(logits))) of a row (vocab,) with at least one finite value; pairwise float32 sums are enough."""
     largest = logits.max()
     shares = logits - largest
     return float(largest) + float(np.log(np.exp(shares, out=shares).sum()))
@@ -34,16 +34,17 @@ def log_normaliser(logits: NDArray[np.float32]) -> float:
 def surprise_and_divergence(
     logits: NDArray[np.floating], reference: NDArray[np.floating], targets: NDArray[np.integer]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """-log q(target), and KL(p || q) = sum p (log p - log q), of q = softmax(logits) and p = softmax(reference).
+    """Negative log likelihood -log q(target) and divergence KL(p || q) = sum p (log p - log q), for q = softmax(logits)
+    and p = softmax(reference).
 
-    With D = log p - log q the sum is taken as p (e^-D - 1 + D), which is the same since p and q add up to 1 alike, is
-    never negative, and keeps its digits when p and q are nearly the same.
+    With D = log p - log q the terms are p (e^-D - 1 + D): the sum is the same since p and q both sum to 1, but each
+    term is non-negative and keeps its precision when p and q are nearly equal.
 
     Args:
         logits, reference: (n, vocab). targets: (n,).
 
     Returns:
-        two arrays float64 (n,), nats; infinite where logits are not finite.
+        Two float64 arrays (n,), in nats; infinite where logits are not finite.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         log_q, log_p = log_softmax(logits), log_softmax(reference)

@@ -1,4 +1,4 @@
-"""Progress bars: always on stderr, never in the way of a pipe."""
+"""Progress bars, on stderr only."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Update = Callable[[int, int], object]
 
 
 def wanted(progress: bool | None) -> bool:
-    """Whether to show bars: None means when stderr is a terminal."""
+    """Whether to show bars; None: if stderr is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty() if progress is None else progress
 
 
 @contextmanager
 def bar(show: bool, total: int, description: str, unit: str) -> Iterator[Update]:
-    """A bar that appears once the work has taken a second; yields update(done, total)."""
+    """A progress bar that appears after a second; yields update(done, total)."""
     if not show:
         yield lambda done, total: None
         return
@@ -26,8 +26,8 @@ def bar(show: bool, total: int, description: str, unit: str) -> Iterator[Update]
     def update(done: int, total: int) -> None:
         nonlocal shown
         took = time.monotonic() - started
-        if shown is None and took >= 1.0:  # not by tqdm's own delay: a bar that aside() drew before it stayed for good
-            from tqdm import tqdm  # type: ignore[import-untyped]  # here: it is as slow to import as a small model to load
+        if shown is None and took >= 1.0:  # not by tqdm's `delay`: a bar drawn early by aside() would never be removed
+            from tqdm import tqdm  # type: ignore[import-untyped]  # imported late: it takes as long as a small model
 
             shown = tqdm(total=total, desc=description, unit=unit, leave=False, dynamic_ncols=True)
             shown.start_t -= took
@@ -43,7 +43,7 @@ def bar(show: bool, total: int, description: str, unit: str) -> Iterator[Update]
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Takes bars off the terminal while something else is written to it."""
+    """Clear progress bars while something else is written to the terminal."""
     tqdm = sys.modules.get("tqdm")
     if tqdm is None:  # no bar was ever shown
         yield

@@ -1,4 +1,4 @@
-"""Tables of text."""
+"""Plain text tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns under a head; those of numbers are aligned to the right."""
+    """Columns under a header row; columns of numbers are right-aligned."""
     cells = [list(head), *[list(row) for row in rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     right = [all(row[i][:1].isdigit() for row in rows) for i in range(len(head))]

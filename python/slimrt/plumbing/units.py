@@ -1,4 +1,4 @@
-"""Sizes as people write them."""
+"""Sizes in bytes, parsed and formatted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parse_bytes(size: str | int) -> int:
 
 
 def format_bytes(size: float) -> str:
-    """A size for people: "5.2 GiB"."""
+    """A size with a binary unit: "5.2 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,1 +1,1 @@
-"""A model behind OpenAI's HTTP interface: `slimrt serve`. Needs the extra `serve`."""
+"""An HTTP server with OpenAI's API for one model: `slimrt serve`. Needs the extra `serve`."""

@@ -1,4 +1,4 @@
-"""The routes: OpenAI's, llama-server's small ones, /health, /metrics and a page."""
+"""The routes: OpenAI's, some of llama-server's, /health, /metrics and a web page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Answer = Callable[[Exchange], Awaitable[None]]
 
 
 def build_app(service: Service, access: Access) -> ASGIApp:
-    """The application: guard, routes, and the service that starts and ends with it."""
+    """The ASGI application: guard and routes; the service starts and stops with it."""
     routes = Routes(service)
 
     @asynccontextmanager
@@ -66,7 +66,7 @@ def build_app(service: Service, access: Access) -> ASGIApp:
 
 
 class _Endpoint:
-    """A route as an ASGI application, whose refusals and faults are answered in OpenAI's form."""
+    """A route as an ASGI application; errors become responses in OpenAI's format."""
 
     def __init__(self, service: Service, path: str, answer: Answer):
         self._service, self._path, self._answer = service, path, answer
@@ -92,13 +92,13 @@ class _Endpoint:
 
 
 class Routes:
-    """What each route answers."""
+    """The handlers of the routes."""
 
     def __init__(self, service: Service):
         self._service, self._sounds = service, Sounds(service)
 
     def listed(self) -> list[tuple[str, str, Answer]]:
-        """Method, path and answer of each."""
+        """Method, path and handler of each route."""
         return [
             ("POST", "/v1/chat/completions", self.chat),
             ("POST", "/v1/completions", self.completions),
@@ -224,7 +224,7 @@ class Routes:
     async def _texts(
         self, exchange: Exchange, prefix: str, plan: Callable[[Model, bytes], Awaitable[tuple[TextRequest, Plan]]]
     ) -> None:
-        """Answer with texts."""
+        """Respond with generated texts."""
         service, called = self._service, time.perf_counter()
         model = service.model()
         with service.places.take() as place:
@@ -241,14 +241,14 @@ class Routes:
                 service.texts.remove(texts)
 
     async def _at_once(self, exchange: Exchange, make: Callable[[Model, Json], Json]) -> None:
-        """Answer with what can be made of a body without the engine."""
+        """Respond with a function of the body that needs no engine."""
         model, limits = self._service.model(), self._service.limits
         with self._service.places.take():
             body = await exchange.body()
             await exchange.answer(await self._service.apart(lambda: make(model, read_object(body, limits))))
 
     def _prompts(self, model: Model, body: bytes) -> tuple[CompletionRequest, list[Scored]]:
-        """A request and its prompts, with their texts where they are echoed."""
+        """A request and its prompts, with their texts if they are echoed."""
         limits = self._service.limits
         request = completion_request("/v1/completions", read_object(body, limits), limits)
         prompts = []
@@ -262,7 +262,7 @@ class Routes:
         return request, prompts
 
     async def _scored(self, exchange: Exchange, model: Model, prompts: Sequence[Scored], count: int) -> list[Scored]:
-        """Prompts with the logprobs of their tokens."""
+        """The prompts with the log probabilities of their tokens."""
         try:
             tasks = [scored(model._runtime, one.ids, count) for one in prompts]
             found = await self._service.computed(exchange, tasks)
@@ -283,7 +283,7 @@ def _chats(model: Model) -> bool:
 
 
 def _tools(model: Model) -> str | None:
-    """Where the format of calls came from (ToolFormat.origin); None: the model does not chat."""
+    """Where the format of tool calls comes from (ToolFormat.origin); None: the model has no chat template."""
     return tool_format(model.tokenizer).origin if _chats(model) else None
 
 
@@ -294,7 +294,7 @@ async def _no_route(request: Request, error: Exception) -> JSONResponse:
 
 
 def _page() -> tuple[bytes, dict[str, str]]:
-    """The page, and headers by which it runs its own script and style and nothing else."""
+    """The web page, and headers that allow it to run its own script and style only (Content-Security-Policy)."""
     text = files("slimrt.server").joinpath("page.html").read_text("utf-8")
 
     def allowed(tag: str) -> str:

@@ -1,4 +1,4 @@
-"""Between asyncio and the loop: one thread steps, and hands over all that a step brought in one call."""
+"""The thread that computes all steps, and the hand-over of its results to asyncio, batched by step."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from slimrt.generation.tickets import Cancelled, Ticket
 from slimrt.results import Generation, TokenLogprob
 
 Result = TypeVar("Result")
-_LOOK = 0.02  # seconds after which to look whether a thread that computes for all has ended
-_STUCK = 60.0  # seconds of one step after which the loop counts as dead
+_LOOK = 0.02  # seconds between checks whether another thread that computes a step has finished
+_STUCK = 60.0  # seconds of one step after which the engine counts as stuck
 
 
 @dataclass(frozen=True)
 class News:
-    """What a step brought for a text.
+    """What a step added to a text.
 
     Attributes:
-        text: that may be shown now. tokens: so many were generated.
-        logprobs: of tokens that are new, if they were asked for.
-        result: it is done, or was cancelled. error: it failed.
-        at: time.perf_counter() then.
+        text: new text that may be shown. tokens: number of new tokens.
+        logprobs: of new tokens, if they were asked for.
+        result: set once the text is complete or cancelled. error: set if it failed.
+        at: time.perf_counter() of the step.
     """
 
     text: str
@@ -43,10 +43,10 @@ class News:
 
 
 class Making:
-    """A text in the making, as the event loop sees it.
+    """A text being generated, as the event loop sees it.
 
     Args:
-        tell: called with news, in the event loop.
+        tell: called with the News, in the event loop.
     """
 
     def __init__(self, run: Run, tell: Callable[[Making, News], object]):
@@ -56,7 +56,7 @@ class Making:
         self._tokens = self._logprobs = 0
 
     def news(self, ticket: Ticket[Generation], at: float) -> News | None:
-        """What is new since the last time, at first that it has begun; for the thread that steps."""
+        """What is new since the last call; the first call reports that it has begun. For the engine's thread."""
         text, count = self.run.take(), len(self.run.tokens)
         logprobs = self.run.logprobs[self._logprobs :]
         new, self._tokens, self._logprobs = count - self._tokens, count, self._logprobs + len(logprobs)
@@ -69,13 +69,13 @@ class Making:
         return News(text, new, logprobs, result, error, at)
 
     def cancel(self) -> None:
-        """End it with what there is."""
+        """End it; its result is the text so far."""
         if self.ticket is not None:
             self.ticket.cancel()
 
 
 class EngineThread:
-    """The thread that computes all steps of a model. Other methods are the event loop's.
+    """The thread that computes all steps of a model. Public methods are for the event loop's thread.
 
     Args:
         on_death: called in the event loop with the error that ended the thread.
@@ -83,7 +83,7 @@ class EngineThread:
     Attributes:
         loop: the model's; None: not loaded yet.
         seconds: of all steps.
-        stood_still: seconds in which the process got no time, as where a container is paused.
+        stood_still: seconds in which the process did not run at all, such as in a paused container.
     """
 
     def __init__(self, on_death: Callable[[BaseException], object]):
@@ -95,23 +95,23 @@ class EngineThread:
         self._calls: deque[Callable[[], object]] = deque()
         self._outbox: deque[tuple[Making, News]] = deque()
         self._wake = threading.Event()
-        self._since: float | None = None  # when the step under way began, by _now()
+        self._since: float | None = None  # _now() at the start of the current step
         self._ending = False
         self._thread.start()
 
     @property
     def step_seconds(self) -> float:
-        """How long the step under way takes already; 0.0: there is none."""
+        """Seconds since the current step began; 0.0: there is none."""
         since = self._since
         return 0.0 if since is None else self._now() - since
 
     @property
     def alive(self) -> bool:
-        """It moves, or has nothing to do."""
+        """Whether the thread runs, and its current step, if any, does not take too long."""
         return self._thread.is_alive() and self.step_seconds < _STUCK
 
     def call(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Have something else done with the model, between two steps."""
+        """Run a function in this thread, between two steps."""
         done: Future[Result] = Future()
 
         def do() -> None:
@@ -126,13 +126,13 @@ class EngineThread:
         return asyncio.wrap_future(done)
 
     def submit(self, making: Making, key: str) -> None:
-        """Have a text made. key: whose it is."""
+        """Start generating a text. key: its owner, for fair scheduling."""
         assert self.loop is not None
 
         def on_step(ticket: Ticket[Any]) -> None:
             if (news := making.news(ticket, time.perf_counter())) is not None:
                 self._outbox.append((making, news))
-                if threading.get_ident() != self._thread.ident:  # a caller of the library computed the step
+                if threading.get_ident() != self._thread.ident:  # another thread computed the step: wake this one
                     self._wake.set()
 
         run = making.run
@@ -140,8 +140,8 @@ class EngineThread:
         self._wake.set()
 
     def compute(self, task: Task[Result], key: str, told: Callable[[], object]) -> Ticket[Result]:
-        """Have something else computed in the steps of all. told: called in the event loop when it has begun, and when
-        it is done."""
+        """Start another task, batched with the texts. told: called in the event loop when it has begun, and when it is
+        done."""
         assert self.loop is not None
         begun = False
 
@@ -156,13 +156,13 @@ class EngineThread:
         return ticket
 
     def cancel(self, makings: Sequence[Making | Ticket[Any]]) -> None:
-        """End texts with what there is, and other work."""
+        """End texts, whose results are what they have so far, and other tasks."""
         for one in makings:
             one.cancel()
         self._wake.set()
 
     def end(self) -> None:
-        """Let the thread end after its step."""
+        """End the thread after its current step, and wait for that."""
         self._ending = True
         self._wake.set()
         self._thread.join()
@@ -177,7 +177,7 @@ class EngineThread:
             self._tell_loop(partial(self._on_death, error))
 
     def _work_once(self) -> bool:
-        """A call and a step; whether there was anything to do."""
+        """Run at most one call and one step. False: there was nothing to do."""
         called = bool(self._calls)
         if called:
             self._calls.popleft()()

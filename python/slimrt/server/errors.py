@@ -1,4 +1,4 @@
-"""What a request is refused with, in OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
+"""Error responses in OpenAI's format: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NAMES = {*GenerateOptions.__annotations__, *TOOLS, "messages", "response_format
 
 
 class Refusal(Exception):
-    """A request that is not answered.
+    """An error response.
 
     Args:
-        status: of HTTP.
-        code: for programs, such as "context_length_exceeded".
-        param: the part of the request that is wrong.
-        retry_after: seconds after which it may go better; None: it will not.
+        status: HTTP status.
+        code: machine-readable, such as "context_length_exceeded".
+        param: the field of the request that is wrong.
+        retry_after: seconds after which a retry may succeed; None: a retry is useless.
     """
 
     def __init__(
@@ -33,23 +33,24 @@ class Refusal(Exception):
 
     @property
     def json(self) -> Json:
-        """The body of the answer."""
+        """The body of the response."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:
-        """Those that belong to it."""
+        """Headers besides the usual ones."""
         found = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
-        if self.status == 401:  # a browser asks for a password then, and a key is one
+        if self.status == 401:  # makes a browser ask for a password, which may be the key
             found["www-authenticate"] = 'Basic realm="slimrt: any name, the key as the password"'
         return found
 
 
 def refusal_of(error: Exception, param: str | None = None, schema_field: str = "json_schema") -> Refusal:
-    """What a request is refused with for an error of the library: the client's fault, or ours, of which it is not told
-    more. param: the field at fault, unless the error begins with the name of an option. schema_field: that in which the
-    request has its json_schema."""
+    """The response for an exception of the library: 400 if the request is at fault, else 500 without details.
+
+    param: the field at fault, unless the message begins with the name of an option. schema_field: the field that holds
+    the request's json_schema."""
     if isinstance(error, Refusal):
         return error
     if (named := re.match(r"\w+", str(error))) and named[0] in _NAMES:

@@ -1,4 +1,4 @@
-"""One request and its answer over ASGI: a bounded body, a client that may leave, events as they come."""
+"""One HTTP request and its response over ASGI: bounded body, detection of disconnects, server-sent events."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from slimrt.server.errors import Refusal
 from slimrt.server.guard import KEY, send_refusal
 from slimrt.server.limits import Limits
 
-ABORT = "slimrt.abort"  # of a scope's extensions: closes the connection without waiting for the reader
+ABORT = "slimrt.abort"  # key in scope["extensions"]: a function that closes the connection at once
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected, or does not read."""
 
 
 class Exchange:
-    """A request, as its handler sees it; use it as an asynchronous context manager.
+    """A request and its response, as a handler sees it; an asynchronous context manager.
 
     Attributes:
-        news: set when the client leaves; others may set it too, and whoever waits looks what there is.
-        status: of the answer that is under way, which cannot change any more; 0: none is.
-        key: the client's, which was checked; "": there is no need of one.
-        client: by what one client is told from another.
+        news: set when the client disconnects, and by others that have something for the handler that waits.
+        status: of the response once it has begun; 0: not yet.
+        key: the client's API key, checked; "": none is needed.
+        client: identifies the client: the key, else its address.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits):
@@ -50,10 +50,10 @@ class Exchange:
             self._watching.cancel()
 
     async def body(self) -> bytes:
-        """The whole body; from then on it is noticed when the client leaves.
+        """Read the whole body; from then on disconnects are noticed.
 
         Raises:
-            Refusal: 413, it is too large; 408, it does not come. ClientGone.
+            Refusal: 413, it is too large; 408, it took too long. ClientGone.
         """
         parts, size = list[bytes](), 0
         try:
@@ -74,7 +74,7 @@ class Exchange:
         return b"".join(parts)
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for news; False: there were none for so long. Raises ClientGone."""
+        """Wait until `news` is set. False: it was not within that time. Raises ClientGone."""
         try:
             async with asyncio.timeout(max(seconds, 0.0)):
                 await self.news.wait()
@@ -86,18 +86,18 @@ class Exchange:
         return True
 
     async def answer(self, value: Any, *, status: int = 200) -> None:
-        """Answer with JSON."""
+        """Respond with JSON."""
         await self.answer_bytes(msgspec.json.encode(value), "application/json", status=status)
 
     async def answer_bytes(
         self, body: bytes, kind: str, *, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Answer with these bytes, of that content type."""
+        """Respond with these bytes and content type."""
         await self._begin(status, {"content-type": kind, "content-length": str(len(body)), **(headers or {})})
         await self._send({"type": "http.response.body", "body": body})
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Answer with a refusal, or say in the middle of events why they end."""
+        """Respond with an error; if events have begun, send it as the last event."""
         if self.status:
             await self.event(refusal.json)
             return await self.end_events()
@@ -105,17 +105,17 @@ class Exchange:
         await send_refusal(self._send, refusal, self._receive if self._watching is None else None)
 
     async def begin_events(self) -> None:
-        """Begin a stream of server-sent events."""
+        """Begin a stream of server-sent events, unless one has begun."""
         if not self.status:
             await self._begin(200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store",
                                     "x-accel-buffering": "no"})  # fmt: skip
 
     async def event(self, value: Any) -> None:
-        """Send JSON as an event."""
+        """Send a JSON value as an event."""
         await self.send_part(b"data: " + msgspec.json.encode(value) + b"\n\n")
 
     async def send_part(self, part: bytes) -> None:
-        """Send a part of the stream as it is."""
+        """Send raw bytes of the stream."""
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def end_events(self) -> None:
@@ -128,7 +128,7 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def _send(self, message: Any) -> None:
-        """Send, as fast as the client reads; one that reads nothing for too long is gone."""
+        """Send a message; ClientGone: the client has not read for send_timeout."""
         if self._gone:
             raise ClientGone
         try:

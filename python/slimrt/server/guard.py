@@ -1,4 +1,4 @@
-"""Who may ask: keys, hosts, origins and the size of bodies, looked at before anything of a request is read."""
+"""Access control: keys, hosts, origins and sizes of bodies, checked before anything of a request is read."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from slimrt.server.errors import Refusal
 from slimrt.server.limits import Limits
 
-KEY = "slimrt.key"  # of a scope: whose the request is
-_OPEN = ("/health",)  # to which no key is needed
+KEY = "slimrt.key"  # key in the scope: the client's API key
+_OPEN = ("/health",)  # routes that need no key
 _ID = re.compile(r"[!-~]{1,128}")
-_DROPPED = 32 << 20  # bytes that are read of a body that nobody wants: a sound and more
+_DROPPED = 32 << 20  # bytes that are read of the body of a refused request, at most: more than a sound may have
 _DROPPING, _PAUSE = 30.0, 2.0  # seconds for that, as a whole and between two parts
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask.
+    """Who may use the server.
 
     Attributes:
-        host: the address that is listened at.
-        keys: any of them opens every route; none: there is no need of one.
-        origins: pages that browsers may ask from beside our own, such as "https://example.org"; "*": all.
+        host: the address that it listens on.
+        keys: API keys, each valid for all routes; empty: no key is needed.
+        origins: web origins other than its own that may use it from browsers, such as "https://example.org"; "*": all.
     """
 
     host: str = "127.0.0.1"
@@ -43,8 +43,8 @@ class Access:
     origins: Collection[str] = ()
 
     def check_host(self, host: str) -> None:
-        """Refuse a name that is not ours where a page of the open web may have had it point here (DNS rebinding): on
-        the loopback, and where there is no key. Refusal 403."""
+        """Refuse an unknown host name, against DNS rebinding: a web page may have its own name resolve to this machine.
+        Checked on the loopback interface, and if there are no keys. Refusal 403."""
         if not is_loopback(self.host) and self.keys:
             return
         name = _name_of(host)
@@ -57,7 +57,7 @@ class Access:
             raise Refusal(403, f"this server does not go by the name of '{host:.200}'", "host_not_allowed")
 
     def check_origin(self, origin: str, host: str) -> None:
-        """Refuse a page of somebody else. Refusal 403."""
+        """Refuse requests of pages from other origins that are not allowed. Refusal 403."""
         if not self.allows(origin) and origin.lower().partition("://")[2] != host.lower():
             raise Refusal(
                 403, f"pages of '{origin:.200}' may not ask this server (--cors-origins says which may)",
@@ -65,12 +65,12 @@ class Access:
             )  # fmt: skip
 
     def allows(self, origin: str) -> bool:
-        """Whether pages of another origin may ask and see the answer."""
+        """Whether pages of another origin may send requests and read the responses (CORS)."""
         return "*" in self.origins or origin.lower() in self.origins
 
     def check_key(self, authorization: str) -> str:
-        """Whose a request is: the key, given as a Bearer token or as the password that a browser asks for; "" where
-        there is no need of one. Refusal 401."""
+        """The key of a request, given as a Bearer token or as the password of Basic authentication; "" if none is
+        needed. Refusal 401."""
         if not self.keys:
             return ""
         scheme, _, text = authorization.partition(" ")
@@ -79,19 +79,19 @@ class Access:
             with suppress(binascii.Error, ValueError):
                 offered = base64.b64decode(text.strip(), validate=True).partition(b":")[2]
         elif scheme.lower() == "bearer":
-            offered = text.strip().encode("latin-1")  # as which headers are read
-        if not any([hmac.compare_digest(offered, key.encode()) for key in self.keys]):  # all of them, whichever fits
+            offered = text.strip().encode("latin-1")  # headers were decoded as Latin-1
+        if not any([hmac.compare_digest(offered, key.encode()) for key in self.keys]):  # a list: constant time
             raise Refusal(401, "this server wants a key: Authorization: Bearer KEY", "invalid_api_key")
         return offered.decode("utf-8", "replace")
 
 
 class Guard:
-    """An ASGI application in front of another, which sees only requests that may be answered.
+    """ASGI middleware that passes on only permitted requests.
 
-    Answers carry x-request-id, the client's or a new one, and what browsers want to know (CORS).
+    Responses get x-request-id (the client's, or a new one) and CORS headers.
 
     Args:
-        limits: of the size of bodies.
+        limits: bounds of body sizes.
     """
 
     def __init__(self, app: ASGIApp, access: Access, limits: Limits):
@@ -133,11 +133,11 @@ class Guard:
 
 
 async def send_refusal(send: Send, refusal: Refusal, receive: Receive | None = None) -> None:
-    """Answer with a refusal, and close the connection.
+    """Respond with an error, and close the connection.
 
     Args:
-        receive: of a request whose body was not read: the rest is read for a while, and dropped. Who still sends when a
-            connection is closed sees that it broke, and mostly no answer.
+        receive: of a request whose body has not been read: the rest is read and dropped for a while. A client that is
+            still sending when the connection closes sees a broken connection and mostly no response.
     """
     body = msgspec.json.encode(refusal.json)
     headers = refusal.headers | {"content-type": "application/json", "content-length": str(len(body))}
@@ -151,25 +151,25 @@ async def send_refusal(send: Send, refusal: Refusal, receive: Receive | None = N
 
 
 async def _drop(receive: Receive) -> None:
-    """Read what still comes of a body, within bounds."""
+    """Read and drop the rest of a body, within limits."""
     left = _DROPPED
     with suppress(TimeoutError):
         async with asyncio.timeout(_DROPPING):
             while left > 0:
                 async with asyncio.timeout(_PAUSE):
                     message = await receive()
-                if not message.get("more_body"):  # its end, or the client's
+                if not message.get("more_body"):  # the end of the body, or a disconnect
                     return
                 left -= len(message["body"])
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
+    """Whether an address can only be reached from this machine."""
     return host.lower() == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 async def _allow(send: Send, wanted: str) -> None:
-    """Answer a browser that asks whether a page may ask, with these headers too: clients have some of their own."""
+    """Respond to a CORS preflight request; all requested headers are allowed, since clients send some of their own."""
     headers = [
         (b"access-control-allow-methods", b"GET, POST"),
         (b"access-control-allow-headers", wanted.encode("latin-1") or b"authorization, content-type"),
@@ -180,7 +180,7 @@ async def _allow(send: Send, wanted: str) -> None:
 
 
 def _name_of(host: str) -> str:
-    """Of a Host header, without the port."""
+    """The name in a Host header, without the port."""
     found = re.fullmatch(r"\[?(.*?)\]?(:\d*)?", host.lower()) if host.startswith("[") or host.count(":") < 2 else None
     return found[1].rstrip(".") if found else host.lower()
 

@@ -1,4 +1,4 @@
-"""How much the server takes on, and what it says to the rest."""
+"""Limits of requests, and admission: how many are accepted, and when others may retry."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from slimrt.server.errors import Refusal
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of requests.
+    """Limits of requests.
 
     Attributes:
-        parallel: texts made at once. max_queue: texts that may wait for these; None: 4 times as many.
-        queue_timeout: seconds that a request may wait for its first step. request_timeout: that it may take as a whole.
-        send_timeout: seconds that a reader may take nothing. body_timeout: for a request to arrive. drain_timeout: that
-            texts under way have when the server is told to end.
-        max_body: bytes; max_sound: of a body with a sound. max_depth: of nested lists and objects in a body. max_texts:
-            prompts times n.
+        parallel: texts generated at once. max_queue: texts that may wait for these; None: 4 * parallel.
+        queue_timeout: seconds that a request may wait for its first step. request_timeout: seconds for all of it.
+        send_timeout: seconds that a client may read nothing. body_timeout: seconds for a body to arrive. drain_timeout:
+            seconds that running texts have left when the server is stopped.
+        max_body: bytes; max_sound: bytes of a body with audio. max_depth: nesting of lists and objects in a body.
+        max_texts: prompts times n.
     """
 
     parallel: int = 1
@@ -41,18 +41,18 @@ class Limits:
     max_biases: int = 4096
 
     def body_of(self, path: str) -> int:
-        """Bytes that the body of a request to a route may have."""
+        """The most bytes of a body for this route."""
         return self.max_sound if path.startswith("/v1/audio/") else self.max_body
 
     @property
     def places(self) -> int:
-        """Texts that may be under way or wait."""
+        """Texts that may be generated or wait, in all."""
         return places(self.parallel, self.max_queue)
 
 
-@dataclass(eq=False)  # another of the same size is another
+@dataclass(eq=False)  # compared by identity
 class Place:
-    """What one request counts for. texts: those that it makes. tokens: that are still to be computed for it."""
+    """The share of one request. texts: that it generates. tokens: still to be computed for it, as estimated."""
 
     texts: int = 1
     tokens: int = 0
@@ -60,11 +60,11 @@ class Place:
 
 @dataclass
 class Places:
-    """The requests that were taken on. One takes its place before its body is read, so that no more bodies lie in
-    memory, and no more prompts wait to be tokenised, than may wait for the model.
+    """The accepted requests. A request takes its place before its body is read, which bounds the bodies in memory and
+    the prompts that wait to be tokenised.
 
     Attributes:
-        computed: tokens so far, of prompts and texts. rate: those a second, as measured; 0: not yet.
+        computed: tokens of prompts and texts so far. rate: tokens per second, measured; 0: not yet.
     """
 
     limit: int
@@ -74,12 +74,12 @@ class Places:
 
     @property
     def texts(self) -> int:
-        """Taken places."""
+        """Texts of all accepted requests."""
         return sum(one.texts for one in self._taken)
 
     @contextmanager
     def take(self) -> Iterator[Place]:
-        """A place for one request, while its block runs. Refusal 429: there is none."""
+        """A place for one text, as a context manager. Refusal 429: the server is full."""
         self._require(1)
         place = Place()
         self._taken.append(place)
@@ -89,19 +89,19 @@ class Places:
             self._taken.remove(place)
 
     def widen(self, place: Place, texts: int) -> None:
-        """Make a place as wide as its request turned out to be; one for more than all places takes all. Refusal 429:
-        there is no room beside the others."""
+        """Set the number of texts of a request, once it is known; more than the limit count as the limit. Refusal 429:
+        there is no room beside the other requests."""
         wanted = min(texts, self.limit)
         self._require(wanted - place.texts)
         place.texts = wanted
 
     def count(self, place: Place, tokens: int) -> None:
-        """So many tokens of a request were computed."""
+        """Record that tokens of a request were computed."""
         self.computed += tokens
         place.tokens = max(place.tokens - tokens, 0)
 
     def retry_after(self) -> int:
-        """Seconds until what is taken on is likely to be done: its tokens over the rate."""
+        """Seconds until the accepted work is likely to be done: its tokens / rate, from 1 to 600."""
         tokens = sum(one.tokens for one in self._taken)
         return min(max(math.ceil(tokens / self.rate), 1), 600) if self.rate else 1
 

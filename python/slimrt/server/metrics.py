@@ -1,4 +1,4 @@
-"""What /metrics says, for Prometheus."""
+"""Prometheus metrics for /metrics."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30
 
 
 class Metrics:
-    """The counts of one server.
+    """The metrics of one server.
 
     Attributes:
-        first_token, between_tokens, queued, whole: seconds of requests: until a first token, from one piece of text to
-            the next, waiting for a first step, and as a whole.
-        tokens: by kind: "prompt" that was computed, "reused" that was held already, "generated".
-        drafts: "guessed": tokens that were guessed and checked; "right": those that came true.
+        first_token, between_tokens, queued, whole: seconds: to the first token, from one piece of text to the next, to
+            the first step, and of the whole request.
+        tokens: by kind: "prompt" (computed), "reused" (from the cache), "generated".
+        drafts: by kind: "guessed" (draft tokens verified), "right" (accepted).
         preempted: how often texts gave up their rows, which were computed again later.
-        requests: by route and status. cancelled: by why: "gone" (the client left), "timeout". refused: by code.
+        requests: by route and status. cancelled: by reason: "gone" (disconnected), "timeout", "queue". refused: by
+            code.
     """
 
     def __init__(self) -> None:
@@ -36,11 +37,11 @@ class Metrics:
         self.refused = self._counter("refused", "Requests that were refused.", "code")
 
     def watch(self, name: str, what: str, value: Callable[[], float]) -> None:
-        """A value that is looked up when somebody asks."""
+        """Add a gauge whose value is computed when metrics are read."""
         Gauge(f"slimrt_{name}", what, registry=self._registry).set_function(value)
 
     def text(self) -> bytes:
-        """All of them, as Prometheus reads them."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, what: str) -> Histogram:

@@ -1,4 +1,4 @@
-"""Requests: JSON to records, checked and bounded. What is unknown is refused by name."""
+"""Request bodies: from JSON to checked records. Unknown fields are refused by name."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ IGNORED = frozenset(
         "prompt_cache_retention",
     }
 )  # fmt: skip
-"""What OpenAI's clients send that changes nothing here: there is one model, and nothing is kept."""
+"""Fields that OpenAI's clients send and that are ignored: there is one model, and nothing is stored."""
 
-_NOT_OURS = {"logits_processor", "show_tokens", "early_stopping", "length_penalty"}  # of the library, and of beams
+_NOT_OURS = {"logits_processor", "show_tokens", "early_stopping", "length_penalty"}  # options of the library only
 _NUMBERS = {"seed"} | {one.name for one in Options.__dataclass_fields__.values() if type(one.default) in (int, float)}
-_RENAMED = {"mirostat_mode", "response_format"}  # of the same meaning as options of ours
-_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")  # nothing here is obfuscated
+_RENAMED = {"mirostat_mode", "response_format"}  # become options of ours
+_STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")  # the last one has no effect
 _LONGEST_NAME = 64
 _MOST_TOP = 20
 _MOST_INPUTS = 2048
@@ -46,13 +46,13 @@ _KINDS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class TextRequest:
-    """What both kinds of completion ask for.
+    """The common part of chat and completion requests.
 
     Attributes:
-        options: as Model.generate takes them.
-        logprobs: likeliest tokens to show in each place; None: no logprobs.
+        options: of Model.generate.
+        logprobs: most likely tokens to show at each position; None: no logprobs.
         include_usage: a stream ends with the counts of tokens. continuous_usage: each chunk has those so far.
-        schema_field: the field that has the schema of the answer, if there is one.
+        schema_field: the field that holds the JSON schema of the answer, if there is one.
     """
 
     call: str
@@ -67,14 +67,14 @@ class TextRequest:
 
 @dataclass(frozen=True)
 class ChatRequest(TextRequest):
-    """Of /v1/chat/completions. asked: messages, tools and options as the library takes them."""
+    """A request to /v1/chat/completions. asked: messages, tools and options for slimrt.openai.tools."""
 
     asked: tools.ChatRequest
 
 
 @dataclass(frozen=True)
 class CompletionRequest(TextRequest):
-    """Of /v1/completions. prompts: texts or ids."""
+    """A request to /v1/completions. prompts: texts or token ids."""
 
     prompts: Sequence[str | Sequence[int]]
     echo: bool
@@ -82,18 +82,18 @@ class CompletionRequest(TextRequest):
 
 @dataclass(frozen=True)
 class EmbeddingRequest:
-    """Of /v1/embeddings. encoding_format: "float" or "base64"."""
+    """A request to /v1/embeddings. encoding_format: "float" or "base64"."""
 
     inputs: Sequence[str | Sequence[int]]
     encoding_format: str
 
 
 def read_object(body: bytes, limits: Limits) -> Json:
-    """The object that a body writes. Refusal 400: it is no JSON, no object, or nested too deeply."""
+    """A body as a JSON object. Refusal 400: it is not JSON, not an object, or nested too deeply."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if _LONE_SURROGATE.search(body):  # of which msgspec says that the input is cut off
+        if _LONE_SURROGATE.search(body):  # msgspec's error would say that the input is truncated
             raise Refusal(400, "the body has half a surrogate pair, which no UTF-8 can write", "invalid_json") from None
         raise Refusal(400, f"the body is not JSON: {error}", "invalid_json") from None
     if not isinstance(value, dict):
@@ -116,7 +116,7 @@ def read_object(body: bytes, limits: Limits) -> Json:
 
 
 def chat_request(call: str, given: Json, limits: Limits) -> ChatRequest:
-    """Refusal 400: a field that is unknown, of a wrong kind or beyond its bound."""
+    """Refusal 400: a field that is unknown, of a wrong type or out of bounds."""
     fields = _Fields(call, given, limits)
     messages = fields.required("messages", list)
     if not 1 <= len(messages) <= limits.max_messages:
@@ -174,7 +174,7 @@ def embedding_request(call: str, given: Json, limits: Limits) -> EmbeddingReques
 
 
 def take_fields(call: str, given: Json, kinds: Mapping[str, type[Any]], needed: Collection[str]) -> Json:
-    """Fields of these kinds, None for those that are not there. Refusal 400: as chat_request."""
+    """Fields by name and type, None for missing ones. Refusal 400: as chat_request."""
     fields = _Fields(call, given, Limits())
     taken = {name: (fields.required if name in needed else fields.take)(name, kind) for name, kind in kinds.items()}
     fields.refuse_rest(set(kinds))
@@ -182,28 +182,28 @@ def take_fields(call: str, given: Json, kinds: Mapping[str, type[Any]], needed: 
 
 
 class _Fields:
-    """The fields of a request, taken out one by one; null is as if a field were not there."""
+    """The fields of a request, taken one by one; null counts as missing."""
 
     def __init__(self, call: str, given: Json, limits: Limits):
         self._call, self._limits = call, limits
         self._left = {name: value for name, value in given.items() if name not in IGNORED and value is not None}
 
     def take(self, name: str, kind: type[_Kind]) -> _Kind | None:
-        """A field, of that kind; None: it is not there."""
+        """A field of this type; None: it is missing."""
         value = self._left.pop(name, None)
         if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
             return value
         raise self.wrong(name, f"{name} must be {_KINDS[kind]}, got {value!r:.80}")
 
     def required(self, name: str, kind: type[_Kind]) -> _Kind:
-        """The same, of a field that must be there."""
+        """A field of this type that must be present."""
         value = self.take(name, kind)
         if value is None:
             raise self.wrong(name, f"{self._call} needs {name}")
         return value
 
     def texts(self, name: str, most: int) -> list[Any]:
-        """Texts, or their ids: one, or a list of several."""
+        """Texts or token ids: a list, also if the field has only one."""
         value = self.required(name, object)
         one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int))
         texts: Any = [value] if one else value
@@ -214,7 +214,7 @@ class _Fields:
         return texts
 
     def common(self, max_tokens: int | None, logprobs: int | None) -> dict[str, Any]:
-        """What TextRequest says; nothing may be left then."""
+        """The fields of TextRequest; any field left is an option or refused."""
         n, stream = self.take("n", int), bool(self.take("stream", bool))
         n = 1 if n is None else n
         if not 1 <= n <= self._limits.max_texts:
@@ -240,7 +240,7 @@ class _Fields:
         }
 
     def refuse_rest(self, known: set[str]) -> None:
-        """Refuse what has not been taken."""
+        """Refuse the fields that have not been taken."""
         for name, value in self._left.items():
             if name not in REFUSED:
                 raise self.wrong(name, refusal(self._call, name, known), "unknown_field")
@@ -250,7 +250,7 @@ class _Fields:
                 raise self.wrong(name, str(error), "unsupported") from None
 
     def wrong(self, name: str, message: str, code: str = "invalid_value") -> Refusal:
-        """What is raised for a field."""
+        """The error for a field."""
         return Refusal(400, message, code, param=name)
 
     def _check_bounds(self) -> None:
@@ -271,7 +271,7 @@ class _Fields:
                 raise self.wrong(
                     name, refusal(self._call, name, (OPTIONS - _NOT_OURS) | {"max_tokens"}), "unknown_field"
                 )
-            if isinstance(value, bool) and name in _NUMBERS:  # which Python would take for 0 or 1
+            if isinstance(value, bool) and name in _NUMBERS:  # bool is a subclass of int
                 raise self.wrong(name, f"{name} must be a number, got {value!r}")
             try:
                 engine_options(self._call, {name: value}, None)

@@ -1,4 +1,4 @@
-"""The server's process: a socket, uvicorn, and an end that lets texts under way come to theirs."""
+"""The server's process: socket, uvicorn, and a shutdown that lets running texts finish."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from slimrt.server.guard import Access
 from slimrt.server.limits import Limits
 from slimrt.server.service import Service
 
-DEAD = 70  # exit code of a server whose model does not move any more (EX_SOFTWARE)
+DEAD = 70  # exit code if the model is stuck (EX_SOFTWARE)
 _HEAD_SECONDS = 30.0
 _HEAD_BYTES = 64 << 10
-_IDLE_SECONDS = 75  # for a next request: longer than proxies wait, mostly 60, which would lose one as we close
-_SWITCH = 0.0005  # seconds after which a thread that waits for the interpreter gets it: a step has a few hand-overs
+_IDLE_SECONDS = 75  # keep-alive: longer than proxies' (mostly 60 s), which else may send a request as we close
+_SWITCH = 0.0005  # Python's thread switch interval in seconds: each step passes the GIL between threads a few times
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens there. port 0: one that is free. OSError: it cannot."""
+    """A listening socket. port 0: any free port. OSError: it cannot be bound."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:  # of a name that no domain can have
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a valid domain name
         raise OSError(f"cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}") from None
     family, _, _, _, address = found[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -51,7 +51,7 @@ def bind(host: str, port: int) -> socket.socket:
 def serve(
     listener: socket.socket, load: Callable[[], Model], access: Access, limits: Limits, *, log_requests: bool
 ) -> int:
-    """Serve until SIGTERM or Ctrl-C; returns the exit code. The model is loaded meanwhile; what fails then is raised.
+    """Serve until SIGTERM or Ctrl-C; returns the exit code. The model is loaded while the server already listens.
 
     Raises:
         Exception: what loading raised.
@@ -60,7 +60,7 @@ def serve(
     failures = list[BaseException]()
 
     def fail(what: str, error: BaseException | None) -> None:
-        """End: by itself if the model could not be loaded, else at once, for its thread may never come back."""
+        """Stop the server: regularly if loading failed, else at once, since the engine's thread may never return."""
         if what == "loading the model" and error is not None:
             failures.append(error)
             server.should_exit = True
@@ -87,13 +87,13 @@ def serve(
     server.run(sockets=[listener])
     if failures:
         raise failures[0]
-    if service.state == "loading":  # its thread is at work, and cannot be asked to stop
+    if service.state == "loading":  # the loading thread cannot be interrupted
         os._exit(0)
     return 0
 
 
 def _log(requests: bool) -> None:
-    """Have faults told on stderr, and each request in a line if that is wanted."""
+    """Log errors to stderr, and a line for each request if wanted."""
     said = logging.StreamHandler()
     said.setFormatter(logging.Formatter("slimrt: %(message)s"))
     for name, level in (("slimrt", logging.ERROR), ("uvicorn.error", logging.ERROR), ("uvicorn.access", logging.INFO)):
@@ -105,7 +105,7 @@ def _log(requests: bool) -> None:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's, which goes on to listen while it drains: who comes then is told so."""
+    """Uvicorn's server, which keeps listening while it drains, so that new requests get a response (503)."""
 
     def __init__(self, config: uvicorn.Config, service: Service):
         super().__init__(config)
@@ -117,7 +117,7 @@ class Server(uvicorn.Server):
         await super().serve(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: drain; another one: end at once."""
+        """First signal: drain. Second, or while loading: exit at once."""
         if self._service.draining or self._service.state == "loading":
             os._exit(0 if self._service.state == "loading" else 128 + sig)
         self._service.draining = True
@@ -132,10 +132,10 @@ class Server(uvicorn.Server):
 
 
 class Connection(HttpToolsProtocol):
-    """Uvicorn's, with bounds of what comes before a body, and a way to end it without waiting for its reader.
+    """Uvicorn's connection with limits of time and size for a request's head, and a way to abort it.
 
-    A client may offer another protocol, as Java's does with each request (Upgrade: h2c). That is passed over, as it may
-    be (RFC 9110, section 7.8); httptools would take the body for the other protocol, and uvicorn go without it.
+    Clients may offer another protocol (Upgrade: h2c), as Java's does with each request. The offer is ignored, which
+    RFC 9110, section 7.8 allows; httptools would take the body for the other protocol, and uvicorn would drop it.
     """
 
     _timer: TimerHandle | None = None
@@ -176,7 +176,7 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
 
     def plain_head(self) -> bytes | None:
-        """The head of the request without its offer of another protocol; None: it makes none."""
+        """The request's head without its Upgrade header; None: it has none."""
         if not self._offers_another():
             return None
         kept = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
@@ -198,11 +198,11 @@ class Connection(HttpToolsProtocol):
 
 
 class _Parser(httptools.HttpRequestParser):
-    """Reads a request that offers another protocol once more, without the offer."""
+    """Parses a request with an Upgrade header again, without that header."""
 
     def __init__(self, connection: Connection):
         super().__init__(connection)
-        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # uvicorn's setting
         self._connection = connection
 
     def feed_data(self, data: Any) -> None:
@@ -212,8 +212,8 @@ class _Parser(httptools.HttpRequestParser):
                 return super(_Parser, parser).feed_data(rest)
             except httptools.HttpParserUpgrade as offer:
                 head = self._connection.plain_head()
-                if head is None:  # CONNECT, which is none of our methods
+                if head is None:  # CONNECT, which is not supported
                     raise
-                parser = self._connection.parser = _Parser(self._connection)  # the other one may have seen the last
+                parser = self._connection.parser = _Parser(self._connection)  # the old one may expect nothing more
                 super(_Parser, parser).feed_data(head)
                 rest = rest[offer.args[0] :]

@@ -1,4 +1,4 @@
-"""What the routes share: the model, the thread that steps it, what is under way, and how it ends."""
+"""What the routes share: the model, its engine thread, admission, and shutdown."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from slimrt.server.texts import Texts
 
 Result = TypeVar("Result")
 OnFailure = Callable[[str, BaseException | None], object]
-_NEWEST = 0.3  # weight of the newest measurement in a mean
+_NEWEST = 0.3  # weight of the newest measurement in a moving average
 
 
 class Service:
     """A model that is served.
 
     Args:
-        load: makes the model, in the thread that is going to use it.
-        on_failure: called once it cannot go on: what failed, and the error if there is one.
+        load: loads the model; called in the engine's thread.
+        on_failure: called if the server cannot go on, with what failed and the error, if there is one.
 
     Attributes:
-        texts: requests for texts under way.
+        texts: running requests for texts.
     """
 
     def __init__(self, load: Callable[[], Model], limits: Limits, on_failure: OnFailure):
@@ -47,11 +47,11 @@ class Service:
         self._executor = ThreadPoolExecutor(2, "slimrt-text")
         self._callers = ThreadPoolExecutor(limits.parallel, "slimrt-call")
         self._tasks = list[asyncio.Task[None]]()
-        self._blocks = (0, 0, 0)  # of the cache: all, free, held by texts that others may go on from
+        self._blocks = (0, 0, 0)  # of the cache: in all, free, held by the prefix cache
 
     @property
     def state(self) -> str:
-        """ "ok", or why nothing is taken on: "loading", "draining", "stuck"."""
+        """ "ok", or why requests are refused: "loading", "draining", "stuck"."""
         if self._model is None:
             return "loading"
         if self._thread is None or not self._thread.alive:
@@ -60,12 +60,12 @@ class Service:
 
     @property
     def thread(self) -> EngineThread:
-        """The engine's."""
+        """The engine's thread."""
         assert self._thread is not None
         return self._thread
 
     def model(self) -> Model:
-        """The model. Refusal 503: nothing is taken on."""
+        """The model. Refusal 503: the state is not "ok"."""
         state = self.state
         if self._model is None or state != "ok":
             words = {"loading": "the model is being loaded", "draining": "the server is about to end",
@@ -74,24 +74,24 @@ class Service:
         return self._model
 
     async def start(self) -> None:
-        """Begin to load the model; returns at once."""
+        """Start to load the model; returns at once."""
         self._thread = EngineThread(lambda error: self._on_failure("the thread that computes", error))
         self._tasks = [asyncio.create_task(self._become_ready()), asyncio.create_task(self._keep_watch())]
 
     async def apart(self, work: Callable[[], Result]) -> Result:
-        """Have work done beside the event loop that needs no engine: templates, tokenising."""
+        """Run a function that needs no engine (templates, tokenising) in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     async def calling(self, work: Callable[[], Result]) -> Result:
-        """Have a call of the library made in a thread of its own, as many at once as there are texts: what it waits for
-        is computed in the steps of all."""
+        """Run a call of the library in a thread, at most `parallel` at once; its tasks are batched with the texts."""
         return await asyncio.get_running_loop().run_in_executor(self._callers, work)
 
     async def computed(self, exchange: Exchange, tasks: Sequence[Task[Result]]) -> list[Result]:
-        """What tasks give, computed in the steps of all; they end when the client leaves.
+        """Run tasks, batched with the texts; their results. They are cancelled if the client disconnects.
 
         Raises:
-            Refusal: 503, none has begun, or not all are done, within the time for that. ClientGone. What a task raised.
+            Refusal: 503, none has begun within queue_timeout, or not all are done within request_timeout. ClientGone.
+            Errors of the tasks.
         """
         began, limits = time.perf_counter(), self.limits
         tickets = [self.thread.compute(one, exchange.client, exchange.news.set) for one in tasks]
@@ -113,7 +113,7 @@ class Service:
             self.thread.cancel(tickets)
 
     async def drain(self) -> None:
-        """Take nothing on any more, and return when what is under way has ended: late texts with what there is."""
+        """Refuse new requests, and return when the running ones have ended; after drain_timeout texts are cut off."""
         self.draining = True
         end = time.monotonic() + self.limits.drain_timeout
         while self.places.texts and time.monotonic() < end:
@@ -124,8 +124,8 @@ class Service:
             await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
-        """End the thread, unless it is busy with loading, and free the model."""
-        loading = any(not task.done() for task in self._tasks[:1])  # _become_ready
+        """End the engine's thread, unless it is still loading, and free the model."""
+        loading = any(not task.done() for task in self._tasks[:1])  # the task of _become_ready
         for task in self._tasks:
             task.cancel()
         for executor in (self._executor, self._callers):
@@ -167,7 +167,7 @@ class Service:
         return model
 
     def _count_blocks(self) -> None:
-        """For the engine's thread: a step holds the engine."""
+        """In the engine's thread, since a step locks the engine for long."""
         assert self._model is not None
         runtime = self._model._runtime
         left = prefixes_of(runtime).held[0] if runtime.source.kind == "text" else 0
@@ -175,7 +175,7 @@ class Service:
             self._blocks = (engine.n_blocks(), engine.free_blocks(), left)
 
     async def _keep_watch(self) -> None:
-        """Each second: look whether the thread moves, and how fast it is."""
+        """Every second: check that the engine's thread advances, and measure its speed."""
         computed, seconds = 0, 0.0
         counted: asyncio.Future[None] | None = None
         while True:

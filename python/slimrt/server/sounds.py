@@ -1,4 +1,4 @@
-"""Sound to text and series to forecasts: calls of the library, each in a thread, whose steps are everybody's."""
+"""Routes for speech and forecasts: each runs a call of the library in a thread, batched with other requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MOST_SERIES, _MOST_VALUES, _MOST_STEPS = 1024, 1 << 20, 1 << 16
 
 @dataclass(frozen=True)
 class SoundRequest:
-    """Of /v1/audio/transcriptions and translations. words, segments: whether their times are wanted."""
+    """A form sent to /v1/audio/transcriptions or translations. words: whether the times of words are wanted."""
 
     sound: bytes
     form: str
@@ -49,7 +49,7 @@ class SoundRequest:
 
 
 class Sounds:
-    """The routes for models that hear or forecast."""
+    """The routes of speech and forecasting models."""
 
     def __init__(self, service: Service):
         self._service = service
@@ -92,7 +92,7 @@ class Sounds:
                 await exchange.answer_bytes(written(form, segments, request.words).encode(), f"{kind}; charset=utf-8")
 
     async def _stream(self, exchange: Exchange, model: Model, request: SoundRequest) -> None:
-        """Segments as they are heard, as OpenAI's transcript.text events."""
+        """Stream segments as they are transcribed, as OpenAI's transcript.text events."""
         events, queue = asyncio.get_running_loop(), asyncio.Queue[Segment | None]()
 
         def tell(segment: Segment | None) -> None:
@@ -117,10 +117,10 @@ class Sounds:
         await exchange.end_events()
 
     async def _called(self, exchange: Exchange, work: Callable[[Callable[[], None]], Result], param: str) -> Result:
-        """What a call gives that runs in a thread. It gets a function that raises once nobody waits any more.
+        """Run a call in a thread. It gets a function that raises ClientGone once nobody waits for the result.
 
         Raises:
-            Refusal: 400, it refuses; 503, it took longer than a request may. ClientGone.
+            Refusal: 400, the call refuses; 503, it exceeds request_timeout. ClientGone.
         """
         gone, most = threading.Event(), self._service.limits.request_timeout
         end = time.perf_counter() + most
@@ -133,7 +133,7 @@ class Sounds:
 
         def tell(_: asyncio.Future[Result]) -> None:
             if not made.cancelled():
-                made.exception()  # is known, where nobody waits for it any more
+                made.exception()  # retrieved, so that asyncio does not log it if nobody awaits the future
             exchange.news.set()
 
         made.add_done_callback(tell)
@@ -155,7 +155,7 @@ class Sounds:
 def _heard(
     model: Model, request: SoundRequest, tell: Callable[[Segment], object] | None, check: Callable[[], None]
 ) -> tuple[list[Segment], TranscriptionInfo]:
-    """The transcript; for a thread of its own."""
+    """Transcribe; runs in a thread."""
     options = request.options.copy()
     options["on_progress"] = lambda *_: check()
     if tell is not None:
@@ -164,10 +164,10 @@ def _heard(
 
 
 async def sound_request(exchange: Exchange, task: str) -> SoundRequest:
-    """A form with a sound. Nothing in it is a path: what a file is called is not looked at.
+    """A multipart form with audio. File names in it are ignored.
 
     Raises:
-        Refusal: 400, no form, or a field that is missing, unknown or wrong; others as Exchange.body. ClientGone.
+        Refusal: 400, not a form, or a field that is missing, unknown or wrong; others as Exchange.body. ClientGone.
     """
     form = await _form(exchange)
     try:
@@ -227,7 +227,7 @@ def _options(text: Mapping[str, str], task: str, words: bool) -> TranscribeOptio
         except ValueError:
             raise Refusal(400, f"temperature must be a number, got {text['temperature']:.64}", "invalid_value",
                           param="temperature") from None  # fmt: skip
-        if temperature != 0:  # OpenAI's 0 is what is so by default: it rises where a result is poor
+        if temperature != 0:  # OpenAI's 0 means the default here too: raised step by step where a result is poor
             options["temperature"] = temperature
     return options
 
@@ -259,10 +259,10 @@ def _segment(one: Segment) -> Json:
 def forecast_request(
     path: str, given: Json
 ) -> tuple[list[list[float | None]], int | None, list[float], PredictOptions]:
-    """Series, steps, levels and how paths are drawn. A null among the values is a missing one.
+    """(series, prediction_length, quantile levels, options); null among the values is a missing one.
 
     Raises:
-        Refusal: 400, a field that is unknown, of a wrong kind, or beyond its bound.
+        Refusal: 400, a field that is unknown, of a wrong type, or out of bounds.
     """
     kinds: dict[str, Any] = {"series": list, "prediction_length": int, "quantile_levels": list, "num_samples": int,
                              "temperature": object, "top_k": int, "top_p": object, "seed": int}  # fmt: skip

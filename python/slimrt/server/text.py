@@ -1,4 +1,4 @@
-"""What a request for texts comes to: prompts, options, and how the texts become choices of an answer."""
+"""What to generate for a text request, and how the texts become choices of the response."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from slimrt.server.protocol import ChatRequest, CompletionRequest
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be generated.
+    """The texts to generate for a request.
 
     Attributes:
-        prompts: ids; each is continued n times.
-        choice: makes the choice with that index, of that prompt.
-        details: what more the usage of its answers says.
+        prompts: ids; n texts are generated for each.
+        choice: (index of the choice, index of its prompt) -> its Choice.
+        details: additional fields of the usage, from the results.
     """
 
     prompts: Sequence[list[int]]
@@ -41,23 +41,23 @@ class Plan:
 
 
 class Choice(Protocol):
-    """One text as a choice of an answer."""
+    """One text as a choice of the response."""
 
     def opening(self) -> Json | None:
-        """The chunk that comes before all text, if there is one."""
+        """The chunk before all text, if there is one."""
 
     def piece(self, text: str, tokens: Sequence[TokenLogprob]) -> list[Json]:
-        """The chunks for a piece of text and the tokens that are new with it; none if it tells nothing yet."""
+        """The chunks for a piece of text and its new tokens; empty if the piece is held back."""
 
     def closing(self, result: Generation, tokens: Sequence[TokenLogprob], late: bool) -> list[Json]:
-        """The last chunks. late: it was ended early, which counts as its limit."""
+        """The last chunks. late: the text was cut off by a timeout, which is reported as "length"."""
 
     def whole(self, result: Generation, late: bool) -> Json:
-        """The choice of an answer that comes at once."""
+        """The choice in a response without streaming."""
 
 
 def plan_chat(model: Model, request: ChatRequest) -> Plan:
-    """Refusals as slimrt.openai.tools.constrain's errors."""
+    """The plan of a chat request. Refusal: for the errors of slimrt.openai.tools.constrain."""
     try:
         chat = constrain(model._runtime, request.asked)
     except Exception as error:
@@ -71,7 +71,7 @@ def plan_chat(model: Model, request: ChatRequest) -> Plan:
 
 
 def plan_completion(model: Model, request: CompletionRequest, scored: Sequence[Scored]) -> Plan:
-    """scored: of each prompt, what echo shows of it."""
+    """The plan of a completion request. scored: each prompt, with what echo shows of it."""
     bytes_of = model.tokenizer.token_bytes if request.logprobs is not None else None
 
     def shown(tokens: Sequence[TokenLogprob], **before: Any) -> Json | None:
@@ -87,12 +87,12 @@ def plan_completion(model: Model, request: CompletionRequest, scored: Sequence[S
 
 @dataclass(frozen=True)
 class Scored:
-    """A prompt, and what an answer that echoes it begins with.
+    """A prompt, with what the response shows of it if it is echoed.
 
     Attributes:
         text: "" without echo.
-        first: the text of its first token, which has no probability; None: no logprobs of the prompt are shown.
-        tokens: the others with their logprobs.
+        first: the text of the first token, which has no probability; None: without logprobs of the prompt.
+        tokens: the other tokens with their logprobs.
     """
 
     ids: list[int]
@@ -103,7 +103,7 @@ class Scored:
 
 @dataclass
 class ChatChoice:
-    """Of a chat.completion, or of its chunks."""
+    """A choice of a chat.completion, or of its chunks."""
 
     index: int
     chat: Chat
@@ -128,14 +128,14 @@ class ChatChoice:
         return chat_choice(self.index, message, "length" if late else reason, self.shown(result.logprobs or ()))
 
     def _chunks(self, deltas: Sequence[Json], tokens: Sequence[TokenLogprob]) -> list[Json]:
-        """A chunk for each delta, the first with the tokens."""
+        """One chunk for each delta, the first with the tokens' logprobs."""
         shown = self.shown(tokens) if tokens else None
         return [chat_piece(self.index, delta, None if i else shown, None) for i, delta in enumerate(deltas)]
 
 
 @dataclass
 class CompletionChoice:
-    """Of a text_completion, or of its chunks."""
+    """A choice of a text_completion, or of its chunks."""
 
     index: int
     prompt: Scored
@@ -164,23 +164,23 @@ class CompletionChoice:
 
 
 def _reason(result: Generation, late: bool) -> str | None:
-    """OpenAI's word for why a text ended."""
+    """OpenAI's finish_reason."""
     return "length" if late else finish_reason(result)
 
 
 def counts_so_far(plan: Plan, completion: int) -> Json:
-    """Counts of tokens of an answer, of which so many are made; a prompt counts once."""
+    """The usage of an unfinished response with this many completion tokens; each prompt counts once."""
     prompt = sum(len(one) for one in plan.prompts)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def counts(plan: Plan, n: int, results: Sequence[Generation]) -> Json:
-    """The same of a whole answer, whose choices are n to a prompt, in order."""
+    """The usage of a complete response, whose results are n for each prompt, in order."""
     cached = sum(one.usage.cached_tokens for one in results[::n])
     total = counts_so_far(plan, sum(one.usage.completion_tokens for one in results))
     return total | {"prompt_tokens_details": {"cached_tokens": cached}} | plan.details(results)
 
 
 def measured(results: Sequence[Generation]) -> Json:
-    """Speed and cache of an answer's texts, for who asks for them (x-slimrt: 1)."""
+    """Timings and cache of each text, for clients that ask for them (header x-slimrt: 1)."""
     return {"timings": [one.timings.to_dict() for one in results], "cache": [one.cache.to_dict() for one in results]}

@@ -1,4 +1,4 @@
-"""Texts for one request: made by the engine's thread, told whole or as events."""
+"""The texts of one request: generated in the engine's thread, sent as a whole or as events."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from slimrt.server.metrics import Metrics
 from slimrt.server.protocol import TextRequest
 from slimrt.server.text import Choice, Plan, counts, counts_so_far, measured
 
-_PING_EVERY = 15.0  # seconds of silence after which a comment says that the connection lives
+_PING_EVERY = 15.0  # seconds of silence after which a comment keeps the connection alive
 _PING = b": ping\n\n"
-_PROXY = 60.0  # seconds of silence after which proxies give up, unless told otherwise
-_GUESS = 256  # tokens of a text without a limit, where it is guessed how long the work takes
+_PROXY = 60.0  # seconds of silence after which proxies usually close a connection
+_GUESS = 256  # assumed length of a text without max_tokens, to estimate when the work is done
 
 
 @dataclass
 class _Text:
-    """One text and what was brought of it that is not told yet. tokens: made so far."""
+    """One text, with what is not sent yet. tokens: generated so far."""
 
     making: Making
     choice: Choice
@@ -38,12 +38,12 @@ class _Text:
     tokens: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
     result: Generation | None = None
-    told: bool = False  # its end too
+    told: bool = False  # completely sent
 
 
 def runs_of(model: Model, request: TextRequest, plan: Plan, called: float, key: str) -> list[Run]:
-    """The runs that a plan comes to, n to a prompt; for a thread of the executor. key: of those with whom they share
-    rows. Refusal 400: one cannot be."""
+    """The runs of a plan, n for each prompt; for a thread. key: owner, for the prefix cache. Refusal 400: a prompt or
+    option is not possible."""
     seed, n, runtime = model._seed_of(plan.options.seed), request.n, model._runtime
     try:
         if runtime.source.kind == "t5":
@@ -63,14 +63,14 @@ def runs_of(model: Model, request: TextRequest, plan: Plan, called: float, key: 
 
 
 def prompt_of(model: Model, prompt: str | Sequence[int]) -> list[int]:
-    """The ids of a text, or ids: what is continued, or, of a model of the T5 family, what its encoder reads."""
+    """The ids of a prompt (text or ids): to be continued, or for the encoder of a T5 model."""
     runtime = model._runtime
     return model._source_ids(prompt) if runtime.source.kind == "t5" else as_prompt(runtime, prompt)
 
 
 def _encoded(model: Model, request: TextRequest, plan: Plan, seed: int, called: float) -> Iterator[EncodedRun]:
-    """The same of a model that makes one text of another."""
-    given: Any = request.options | {"cache_prompt": False}  # rows beside an encoder are its source's too
+    """The runs for a model of the T5 family."""
+    given: Any = request.options | {"cache_prompt": False}  # decoder rows depend on the source too
     options = Text2Text(**given)
     for at, ids in enumerate(plan.prompts):
         check_source(model._runtime, len(ids))
@@ -79,12 +79,12 @@ def _encoded(model: Model, request: TextRequest, plan: Plan, seed: int, called: 
 
 
 class Texts:
-    """The texts of a request, from their submission to the end of the answer.
+    """The texts of a request, from submission to the end of the response.
 
     Args:
-        head: what the answer begins with.
+        head: of the response.
         called: time.perf_counter() when the request came.
-        place: whose tokens are counted down in places.
+        place: the request's share of `places`; its tokens are counted down.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class Texts:
         place.tokens = sum(len(run.prompt) + (_GUESS if most < 0 else most) for run in runs)
 
     async def answer(self, thread: EngineThread, key: str, more: bool) -> None:
-        """Have them made and answer. more: with what was measured too.
+        """Generate the texts and respond. more: with timings and cache.
 
         Raises:
-            Refusal: they did not begin in time, or one failed. ClientGone.
+            Refusal: they did not begin within queue_timeout, or one failed. ClientGone.
         """
         makings = [one.making for one in self._texts]
         try:
@@ -126,8 +126,8 @@ class Texts:
             self._place.tokens = 0
 
     async def _wait_for_start(self) -> None:
-        """Until the model begins. What is too late is told by a status, 503; only where a stream may wait longer than
-        proxies do it begins before they give up, and an event tells."""
+        """Wait until the model begins. A timeout is reported by status 503; but a stream that may wait longer than
+        proxies do begins before these give up, and the timeout is then an event."""
         end, ping = self._called + self._limits.queue_timeout, self._called + _PROXY - _PING_EVERY
         if not self._request.stream or self._limits.queue_timeout <= _PROXY:
             ping = end
@@ -147,8 +147,7 @@ class Texts:
         self._raise_error()
 
     async def _wait_for_text(self, thread: EngineThread) -> None:
-        """Until there is something to tell, so that what fails before is told by its status; but no longer than a
-        connection may be silent."""
+        """Wait for the first text, so that errors before it have a status of their own; at most _PING_EVERY."""
         while not any(one.text or one.result for one in self._texts) and self._error is None:
             if not await self._wait(thread, _PING_EVERY):
                 break
@@ -177,7 +176,7 @@ class Texts:
         await exchange.end_events()
 
     def _so_far(self) -> Json | None:
-        """Counts of tokens for a chunk, where they are wanted in each."""
+        """The usage for a chunk, if it is wanted in each."""
         if not self._request.continuous_usage:
             return None
         return counts_so_far(self._plan, sum(one.tokens for one in self._texts))
@@ -194,7 +193,7 @@ class Texts:
         await self._exchange.answer(answer | (measured(results) if more else {}))
 
     def _pieces(self, one: _Text) -> list[Json]:
-        """The chunks for what is not told yet of a text."""
+        """The chunks for what is not sent yet of a text."""
         if one.told:
             return []
         text, tokens, one.text, one.logprobs = one.text, one.logprobs, "", []
@@ -202,27 +201,27 @@ class Texts:
         if pieces:
             tokens = []
         if one.result is None:
-            one.logprobs = tokens  # of tokens whose text is held back yet
+            one.logprobs = tokens  # their text is still held back
             return pieces
         one.told = True
         *added, last = one.choice.closing(one.result, tokens, self._ended_early(one.result))
         return [*pieces, *added, self._marked(last, one.result)]
 
     async def _wait(self, thread: EngineThread, seconds: float) -> bool:
-        """Wait for news, so long at most; a request that takes too long is ended with what there is."""
+        """Wait for news, at most so long. A request that exceeds request_timeout is ended early."""
         left = self._called + self._limits.request_timeout - time.perf_counter()
         if left <= 0 and not self._late:
             self.end_early(thread)
         return await self._exchange.wait(seconds if self._late else min(seconds, left))
 
     def end_early(self, thread: EngineThread) -> None:
-        """End the texts with what there is, as if they had reached their limit."""
+        """End the texts with what they have, as if max_tokens were reached."""
         self._late = True
         self._metrics.cancelled.labels("timeout").inc()
         thread.cancel([one.making for one in self._texts])
 
     def _take(self, making: Making, news: News) -> None:
-        """News of a text, as they come."""
+        """Take in what a step added to a text."""
         one = self._of[making]
         if not self._started:
             self._started = True
@@ -262,7 +261,7 @@ class Texts:
         return self._late and result.finish_reason == "unfinished"
 
     def _marked(self, choice: Json, result: Generation) -> Json:
-        """The last of a choice, which says so if it was ended early."""
+        """The last chunk of a choice, marked if the text was cut off by a timeout."""
         return choice | {"timeout": True} if self._ended_early(result) else choice
 
     def _results(self) -> list[Generation]:
