@@ -1,2 +1,2 @@
-"""Forecasts of time series with Chronos and Chronos-Bolt (Ansari et al. 2024, "Chronos: Learning the Language of Time
-Series"), T5 models whose tokens are values or whose rows are patches of a series."""
+"""Time series forecasting with Chronos and Chronos-Bolt (Ansari et al. 2024, "Chronos: Learning the Language of Time
+Series"): T5 models whose tokens are quantised values (Chronos), or whose inputs are patches of a series (Bolt)."""

@@ -1,4 +1,4 @@
-"""Chronos-Bolt: patches of a series in, all quantiles of a whole horizon out, in one step of the decoder."""
+"""Chronos-Bolt: encodes patches of a series; one step of the decoder gives all quantiles of a whole horizon."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from slimrt.forecast.series import Positions, Values, positions_of, recent
 
-_LEAST_SCALE = 1e-5  # stands in for the deviation of a constant series
+_LEAST_SCALE = 1e-5  # used as the standard deviation of a constant series
 
 Weights = NDArray[np.float32]
 
@@ -28,7 +28,7 @@ class ResidualBlock:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Weights], prefix: str) -> ResidualBlock:
-        """From tensors named prefix.hidden.weight and so on."""
+        """From the tensors prefix.hidden.weight and so on."""
         return cls(
             *(
                 tensors[f"{prefix}.{layer}.{kind}"] if kind == "weight" else tensors[f"{prefix}.{layer}.{kind}"].ravel()
@@ -38,7 +38,7 @@ class ResidualBlock:
         )
 
     def __call__(self, x: Weights) -> Weights:
-        """(..., inputs) to (..., outputs)."""
+        """Maps (..., inputs) to (..., outputs)."""
         inner = np.maximum(x @ self.hidden.T + self.hidden_bias, 0)
         result: Weights = inner @ self.output.T + self.output_bias + x @ self.residual.T + self.residual_bias
         return result
@@ -46,13 +46,13 @@ class ResidualBlock:
 
 @dataclass(frozen=True)
 class Bolt:
-    """A Chronos-Bolt model but for its encoder and decoder.
+    """A Chronos-Bolt model without its encoder and decoder.
 
     Attributes:
-        context_length, prediction_length, patch_size, patch_stride: values.
-        quantiles: levels it was trained on.
-        register: the embedding put behind the patches (d_model,), or None.
-        arcsinh: normalised values are squeezed by arcsinh.
+        context_length, prediction_length, patch_size, patch_stride: numbers of values.
+        quantiles: levels that it was trained for.
+        register: the [REG] embedding appended after the patches (d_model,), or None.
+        arcsinh: whether arcsinh is applied to normalised values.
     """
 
     context_length: int
@@ -66,10 +66,10 @@ class Bolt:
     out: ResidualBlock
 
     def patches(self, series: Values) -> tuple[Weights, Positions, tuple[float, float]]:
-        """The encoder's input (rows, d_model) for the end of a series, its positions, and its mean and deviation.
+        """The encoder's input (rows, d_model) for the end of a series, its positions, and the (mean, deviation).
 
-        The series is normalised and cut into patches from its end; the values and a mask of those that are there go
-        through the input block together. A patch that is missing as a whole has no row.
+        The series is normalised and cut into patches, aligned to its end; each patch and the mask of its observed
+        values go through the input block. Patches without any observed value are left out.
 
         Raises:
             ValueError: all values are missing.
@@ -92,7 +92,7 @@ class Bolt:
         return np.ascontiguousarray(rows, np.float32), positions_of(there), (float(mean), float(deviation))
 
     def forecast(self, state: Weights, scales: tuple[float, float]) -> Weights:
-        """Quantiles float32 (quantiles, prediction_length) from the decoder's state (d_model,)."""
+        """Quantiles float32 (quantiles, prediction_length) from the decoder's hidden state (d_model,)."""
         values = self.out(state).reshape(len(self.quantiles), self.prediction_length)
         if self.arcsinh:
             values = np.sinh(values)
@@ -100,8 +100,8 @@ class Bolt:
         return result
 
     def at_levels(self, forecast: Weights, levels: Sequence[float]) -> Weights:
-        """Forecast (..., quantiles, horizon) at other levels (..., horizon, q): its own as they are; else linear
-        between them and constant outside, supposing them evenly apart, as 0.1, 0.2 to 0.9 are."""
+        """A forecast (..., quantiles, horizon) at other levels: (..., horizon, q). Trained levels are taken as they
+        are; others are interpolated linearly, and constant outside, assuming equally spaced levels (0.1 to 0.9)."""
         last = np.moveaxis(forecast, -2, -1)
         if set(levels) <= set(self.quantiles):
             return last[..., [self.quantiles.index(level) for level in levels]]

@@ -1,4 +1,4 @@
-"""Chronos: a series as tokens, and sample paths of what follows (Ansari et al. 2024, section 3)."""
+"""Chronos: a series as tokens, and sample paths of its future (Ansari et al. 2024, section 3)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from slimrt import core
 from slimrt.forecast.series import Positions, Values, check_reach, positions_of, recent
 from slimrt.generation.search import Append, Encode, Engine, Logits, Task, follow, together
 
-_FAR = 1e20  # beyond the last boundary
+_FAR = 1e20  # outer boundary of the first and the last bin
 
 
 @dataclass(frozen=True)
 class Chronos:
-    """What a Chronos model was trained with: the fields of its chronos_config."""
+    """The parameters of a Chronos model: the fields of its chronos_config."""
 
     context_length: int
     prediction_length: int
@@ -36,16 +36,16 @@ class Chronos:
 
     @property
     def centers(self) -> NDArray[np.float32]:
-        """The value each bin stands for, in units of the scale."""
+        """The centre of each bin, in units of the scale."""
         return np.linspace(self.low_limit, self.high_limit, self.n_tokens - self.n_special_tokens - 1, dtype=np.float32)
 
     def encode(self, series: Values) -> tuple[NDArray[np.int32], Positions, float]:
-        """The tokens of the end of a series, their positions, and its scale: the mean magnitude, 1 of zeros.
+        """The tokens of the end of a series, their positions, and its scale: the mean absolute value, or 1 if it is 0.
 
-        Values that are missing (NaN) have no token.
+        Missing values (NaN) have no token.
 
         Raises:
-            ValueError: all of them are missing.
+            ValueError: all values are missing.
         """
         context = recent(series, self.context_length)
         there = ~np.isnan(context)
@@ -61,19 +61,19 @@ class Chronos:
         return tokens.astype(np.int32), positions, scale
 
     def decode(self, tokens: NDArray[np.int64], scale: float) -> NDArray[np.float32]:
-        """The values of tokens of any shape."""
+        """The values of tokens, of any shape."""
         centers = self.centers
         return centers[np.clip(tokens - self.n_special_tokens - 1, 0, len(centers) - 1)] * np.float32(scale)
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Sample paths of one series.
+    """Draws sample paths of one series.
 
     Args:
         start: the decoder's first token. width: paths drawn at once.
-        samples, temperature, top_k, top_p: how many, and how drawn.
-        seed: path i of block j has a seed of its own made from it.
+        samples, temperature, top_k, top_p: number of paths, and how tokens are sampled.
+        seed: each path gets a seed derived from it.
         index: of the series, for messages.
     """
 
@@ -89,17 +89,18 @@ class Paths:
     index: int
 
     def draw(self, series: Values, horizon: int) -> Task[NDArray[np.float32]]:
-        """float32 (samples, horizon). Beyond the trained length it goes on from the median of the paths.
+        """Sample paths float32 (samples, horizon). Beyond the trained length the median of the paths is appended to the
+        series, and new paths are drawn.
 
         Raises:
-            ValueError: the median is too large to go on from.
+            ValueError: the median is too large to continue from.
         """
         seeds, blocks, left = random.Random(self.seed), list[NDArray[np.float32]](), horizon
         while left > 0:
             block = yield from self._block(series, min(left, self.model.prediction_length), seeds)
             blocks.append(block)
             left -= block.shape[1]
-            middle = np.sort(block, axis=0)[(self.samples - 1) // 2]  # of an even number, the lower one
+            middle = np.sort(block, axis=0)[(self.samples - 1) // 2]  # the lower median if their number is even
             if left > 0:
                 check_reach(self.index, middle, horizon - left - len(middle) + 1)
             series = np.concatenate((series, middle))

@@ -1,4 +1,4 @@
-"""Dates as tables have them: texts read in one form that fits them all, and written in it again."""
+"""Dates in tables: texts parsed in one format that fits them all, and written in the same format."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _DAYS = ("%Y/%m/%d", "%Y.%m.%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y",
 _TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p", ", %H:%M", ", %H:%M:%S")
 _MONTHS = ("%Y-%m", "%Y/%m", "%m/%Y", "%m-%Y", "%m.%Y", "%b %Y", "%B %Y", "%b-%Y", "%b-%y", "%Y %b", "%Y-%b")
 _DIGITS = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d"}
-_PARTS = ("minutes", "seconds", "milliseconds", "microseconds")  # of a time, the last that is written
-_UNIX = {10: 1, 13: 1000}  # digits of a Unix time in these parts of a second
+_PARTS = ("minutes", "seconds", "milliseconds", "microseconds")  # timespec values of datetime.isoformat
+_UNIX = {10: 1, 13: 1000}  # digits of a Unix time -> units per second
 _SHOWN = 3
 FLAG = "--date-format '{}'"
 
 
 @dataclass(frozen=True)
 class Form:
-    """How a table writes dates. name: for people, mostly as strptime has it."""
+    """A date format. name: for messages, mostly a strptime format."""
 
     name: str
     read: Callable[[str], datetime]
@@ -36,11 +36,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Dates:
-    """When the rows of a table are.
+    """The dates of the rows of a table.
 
     Attributes:
-        wall: datetime64[us] (n,), as clocks there show it. offsets: timedelta64[us] (n,) from UTC; None: not told.
-        form: how they are written.
+        wall: local times, datetime64[us] (n,). offsets: from UTC, timedelta64[us] (n,); None: unknown.
+        form: their format.
     """
 
     wall: Moments
@@ -52,12 +52,12 @@ class Dates:
 
     @property
     def utc(self) -> Moments:
-        """The same in UTC, or as they are where no offset is told."""
+        """The times in UTC; without offsets, the local times."""
         return self.wall if self.offsets is None else self.wall - self.offsets
 
 
 def written(moments: Moments, form: Form, offset: np.timedelta64 | None = None) -> list[str]:
-    """Moments (wall) as texts; offset: theirs from UTC."""
+    """Format local times as texts; offset: theirs from UTC."""
     zone = None if offset is None else timezone(offset.astype("m8[us]").item())
     return [form.write(moment.replace(tzinfo=zone)) for moment in moments.astype("M8[us]").tolist()]
 
@@ -70,17 +70,17 @@ def read_dates(
     hint: str = FLAG,
     series: Iterable[NDArray[np.intp]] = (),
 ) -> Dates | None:
-    """The dates of a column; None where it is not one of dates.
+    """Parse the dates of a column; None: it is not a column of dates.
 
     Args:
-        cells: its texts. column: its name; rows: their numbers, for messages.
-        form: as strptime has it; None: one of those that people use. Of digits alone 2020, 202001, 20200131, and Unix
-            time in seconds or milliseconds.
-        hint: how to name a form, with {} where it belongs.
-        series: which cells are of each series; (): all are of one.
+        cells: its texts. column: its name; rows: row numbers, for messages.
+        form: a strptime format; None: one of the usual formats. Texts of digits only may be 2020, 202001, 20200131, or
+            Unix time in seconds or milliseconds.
+        hint: how to specify a format, for messages, with {} in its place.
+        series: the indices of the cells of each series; (): all are of one.
 
     Raises:
-        ValueError: two forms fit, and do not mean the same; or most cells are dates in a form that others do not fit.
+        ValueError: two formats fit with different dates; or a format fits most cells but not all.
     """
     given = [_strptime(form)] if form is not None else _forms(cells)
     fits = [(one, found) for one in given if (found := _all(one, cells))]
@@ -107,17 +107,17 @@ def read_dates(
 
 
 def _in_order(moments: list[datetime], series: Sequence[Sequence[int]]) -> list[datetime]:
-    """Dates whose years have two digits, which strptime takes for 1969 to 2068: where rows of a series (places in
-    `moments`) do not follow each other then, of the hundred years in which all lie closest together."""
+    """Correct the century of dates with two-digit years, which strptime places in 1969 to 2068. If the rows of a series
+    (indices into `moments`) are not monotonic then, take the hundred years in which all dates are closest together."""
     if all(_monotonic([moments[at] for at in where]) for where in series):
         return moments
     years = {one.year for one in moments}
     readings = [years, *({y - 100 * (y >= first) for y in years} for first in sorted(years, reverse=True)
                          if first >= 2000)]  # fmt: skip
-    closest = min(readings, key=lambda one: max(one) - min(one))  # of equals the one nearest to strptime's
+    closest = min(readings, key=lambda one: max(one) - min(one))  # of equal ones the first, closest to strptime's
     try:
         return [one if one.year in closest else one.replace(year=one.year - 100) for one in moments]
-    except ValueError:  # there was no 29 February 1900
+    except ValueError:  # 29 February 1900 does not exist
         return moments
 
 
@@ -134,7 +134,7 @@ def _dates(form: Form, moments: Sequence[datetime]) -> Dates:
 
 
 def _all(form: Form, cells: Iterable[str]) -> list[datetime] | None:
-    """All cells as dates, either all with an offset from UTC or none; None where one is not."""
+    """All cells parsed, either all with an offset from UTC or none; None: one does not fit."""
     try:
         moments = [form.read(cell.strip()) for cell in cells]
     except (ValueError, OverflowError):
@@ -154,7 +154,7 @@ def _misfits(form: Form, cells: Sequence[str], rows: Sequence[object]) -> str:
 
 
 def _forms(cells: Sequence[str]) -> list[Form]:
-    """Those that fit one of the first cells; ISO 8601 alone where it does, since no other then means anything else."""
+    """The formats that fit one of the first cells; only ISO 8601 if that fits, since it is unambiguous."""
     some = [cell.strip() for cell in cells if cell.strip()][:_SHOWN]
     if not some:
         return []
@@ -175,13 +175,13 @@ def _strptime(form: str) -> Form:
 
 
 def _of_digits(count: int) -> Form | None:
-    """Dates of so many digits, or Unix time."""
+    """The format of dates with this many digits, or Unix time."""
     if count in _DIGITS:
         plain = _strptime(_DIGITS[count])
 
         def read(text: str) -> datetime:
             moment = plain.read(text)
-            if len(text) != count or not 1800 <= moment.year <= 2200:  # 2020111 might be two days; 1000 is no year
+            if len(text) != count or not 1800 <= moment.year <= 2200:  # 2020111 fits %Y%m%d; 1000 is no year
                 raise ValueError(text)
             return moment
 
@@ -197,7 +197,7 @@ def _of_digits(count: int) -> Form | None:
 
 
 def _iso(example: str) -> Form:
-    """ISO 8601, written as the example is: a date or a week alone, or with a time of as many parts at least."""
+    """ISO 8601, written like the example: a date or a week, or with a time of at least the same precision."""
     fraction = re.search(r"[.,](\d+)", example)
     whole = "seconds" if example[11:19].count(":") > 1 else "minutes"
     shown = whole if fraction is None else "milliseconds" if len(fraction[1]) <= 3 else "microseconds"
@@ -215,7 +215,7 @@ def _iso(example: str) -> Form:
 
 
 def _week(moment: datetime, example: str) -> str:
-    """2020-W01 or 2020W01, with the day of the week where the example has it."""
+    """2020-W01 or 2020W01, with the day of the week if the example has it."""
     between = "-" if example[4] == "-" else ""
     year, week, day = moment.isocalendar()
     weekday = f"{between}{day}" if len(example.replace("-", "")) > len("2020W01") else ""
@@ -223,7 +223,7 @@ def _week(moment: datetime, example: str) -> str:
 
 
 def _quarters(example: str) -> Form:
-    """2020Q1, 2020-Q1, Q1 2020: their first days."""
+    """2020Q1, 2020-Q1, Q1 2020: parsed as the first day of the quarter."""
 
     def read(text: str) -> datetime:
         found = re.fullmatch(r"(\d{4})[ -]?Q([1-4])", text, re.I) or re.fullmatch(r"Q([1-4])[ -]?(\d{4})", text, re.I)

@@ -1,4 +1,4 @@
-"""Forecasts of pandas DataFrames, as chronos-forecasting's predict_df has them (the extra `forecast`)."""
+"""Forecasts of pandas DataFrames, like chronos-forecasting's predict_df (the extra `forecast`)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Predict = Callable[[list[NDArray[np.float64]]], tuple[NDArray[np.float32], NDArray[np.float32]]]
-_ENOUGH = 3  # timestamps that tell a frequency
+_ENOUGH = 3  # timestamps from which a frequency can be inferred
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of columns: which series a row is of, when it is, and its value."""
+    """Names of columns: a row's series, its time, and its value."""
 
     id: str
     timestamp: str
@@ -33,7 +33,7 @@ class Columns:
 def predict_frame(
     predict: Predict, df: pd.DataFrame, columns: Columns, levels: Sequence[float], freq: str | pd.DateOffset | None
 ) -> pd.DataFrame:
-    """As Model.predict_df. predict: from series to quantiles (batch, horizon, q) and points (batch, horizon)."""
+    """As Model.predict_df. predict: series -> quantiles (batch, horizon, q) and point forecasts (batch, horizon)."""
     pandas = _pandas()
     table = _checked(pandas, df, columns)
     series = {
@@ -62,7 +62,7 @@ def _pandas() -> Any:
 
 
 def _checked(pandas: Any, df: pd.DataFrame, columns: Columns) -> pd.DataFrame:
-    """The three columns, with timestamps that are some. Errors as Model.predict_df."""
+    """The three columns, with timestamps parsed. Errors as Model.predict_df."""
     if not isinstance(df, pandas.DataFrame):
         raise TypeError(
             f"predict_df takes a pandas DataFrame, got {type(df).__name__}; predict_quantiles takes numbers"
@@ -90,8 +90,8 @@ def _checked(pandas: Any, df: pd.DataFrame, columns: Columns) -> pd.DataFrame:
 
 
 def _timestamps(pandas: Any, column: pd.Series[Any], name: str, series: Iterable[NDArray[np.intp]]) -> pd.Series[Any]:
-    """A column of times. Texts are read as those of CSV files are, which refuses what is ambiguous. series: which
-    places of it are of each."""
+    """A column of timestamps. Texts are parsed like those of CSV files, which refuses ambiguous ones. series: the
+    indices of each series' rows."""
     if pandas.api.types.is_datetime64_any_dtype(column):
         return column
     if all(isinstance(cell, str) for cell in column):
@@ -104,17 +104,17 @@ def _timestamps(pandas: Any, column: pd.Series[Any], name: str, series: Iterable
 
 
 def _behind(pandas: Any, last: pd.Series[Any], offset: Any, steps: int) -> Any:
-    """The steps that follow each series, series by series."""
+    """The timestamps of the steps after each series, series by series."""
     ends = pandas.DatetimeIndex(last)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pandas.errors.PerformanceWarning)  # business days are added one by one
+        warnings.simplefilter("ignore", pandas.errors.PerformanceWarning)  # adding business days is not vectorised
         future = [ends + step * offset for step in range(1, steps + 1)]
     by_series = np.arange(steps * len(ends)).reshape(steps, len(ends)).T.ravel()
     return future[0].append(future[1:])[by_series]
 
 
 def _frequency(pandas: Any, series: Mapping[Any, pd.DataFrame], column: str) -> str:
-    """What the timestamps of all series that are long enough tell. ValueError: they do not, or not the same."""
+    """The frequency of all series that are long enough. ValueError: one has none, or they differ."""
     found: dict[str, Any] = {}
     for name, rows in series.items():
         times = pandas.DatetimeIndex(rows[column])
@@ -122,7 +122,7 @@ def _frequency(pandas: Any, series: Mapping[Any, pd.DataFrame], column: str) -> 
             raise ValueError(f"series {name!r} has two rows at {times[times.duplicated()][0]}: one row a step")
         if len(times) >= _ENOUGH:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # what it returns is to change from pandas 4 on
+                warnings.simplefilter("ignore", DeprecationWarning)  # its return type will change in pandas 4
                 freq = pandas.infer_freq(times)
             if freq is None:
                 raise ValueError(f"{_irregular(name, times)}; name it, as freq='D' or freq=pandas.DateOffset(months=1)")
@@ -136,10 +136,10 @@ def _frequency(pandas: Any, series: Mapping[Any, pd.DataFrame], column: str) -> 
 
 
 def _irregular(name: Any, times: pd.DatetimeIndex) -> str:
-    """Which step of a series is unlike the others."""
+    """A message that names the first irregular step of a series."""
     moments = times.tz_localize(None).to_numpy("M8[us]")
     frequency = inferred(moments)
-    assert frequency is not None  # of three different ones
+    assert frequency is not None  # there are at least three different timestamps
     odd = (np.diff(frequency.places(moments)) != 1) | ~frequency.fits(moments)[1:]
     at = int(odd.argmax())
     why = f"{times[at + 1]} follows {times[at]}, others are {frequency}" if odd.any() else f"{frequency} have no name"

@@ -1,4 +1,4 @@
-"""Steps of time: hours, days, business days, months on some day; which of them dates follow, and what comes next."""
+"""Frequencies of time series (hours, days, business days, months ...): inferring them from dates, and their steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Places = NDArray[np.int64]
 DAY = np.timedelta64(1, "D").astype("m8[us]")
 _FIXED = {"s": np.timedelta64(1, "s"), "min": np.timedelta64(1, "m"), "h": np.timedelta64(1, "h"),
           "D": np.timedelta64(1, "D"), "W": np.timedelta64(7, "D")}  # fmt: skip
-_MONTHS = {"MS": (1, 1), "ME": (1, 31), "QS": (3, 1), "QE": (3, 31), "YS": (12, 1), "YE": (12, 31)}  # months, day
+_MONTHS = {"MS": (1, 1), "ME": (1, 31), "QS": (3, 1), "QE": (3, 31), "YS": (12, 1), "YE": (12, 31)}  # (months, day)
 _NAMES = {
     "us": "microsecond",
     "s": "second",
@@ -27,8 +27,8 @@ _NAMES = {
     "W": "week",
     "B": "business day",
 }
-_WEEK = 5  # business days
-_LAST = 31  # of a month, whatever its length
+_WEEK = 5  # business days of a week
+_LAST = 31  # stands for the last day of any month
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Frequency:
     """Equal steps of time from a first moment on.
 
     Attributes:
-        unit: "us", "B" (Monday to Friday) or "M". count: how many of them a step is.
-        first: datetime64[us], where a step begins.
-        day: of months, 1 to 31; in a shorter one its last.
+        unit: "us", "B" (Monday to Friday) or "M" (months). count: units in a step.
+        first: start of a step, datetime64[us].
+        day: of months: 1 to 31; in shorter months the last day.
     """
 
     unit: str
@@ -47,7 +47,7 @@ class Frequency:
     day: int = 1
 
     def places(self, moments: Moments) -> Places:
-        """The step, counted from the first, that each moment falls in."""
+        """The index of the step, counted from the first, in which each moment lies."""
         if self.unit == "us":
             passed = (moments - self.first).astype(np.int64)
         elif self.unit == "B":
@@ -57,7 +57,7 @@ class Frequency:
         return np.floor_divide(passed, self.count)
 
     def moments(self, places: Places) -> Moments:
-        """When these steps begin: datetime64[us]."""
+        """The starts of these steps: datetime64[us]."""
         if self.unit == "us":
             passed: NDArray[np.timedelta64] = (places * self.count).astype("m8[us]")
             return np.asarray(self.first + passed)
@@ -72,16 +72,16 @@ class Frequency:
         return np.asarray(days + time)
 
     def fits(self, moments: Moments) -> NDArray[np.bool_]:
-        """Which of them begin a step."""
+        """Which moments are starts of steps."""
         return np.asarray(self.moments(self.places(moments)) == moments)
 
     def starting(self, first: np.datetime64) -> Frequency:
-        """The same from another moment on."""
+        """The same frequency with another first moment."""
         return Frequency(self.unit, self.count, first, self.day)
 
     @property
     def within_days(self) -> bool:
-        """Whether a step is shorter than a day: clocks that are changed matter to it."""
+        """Whether a step is shorter than a day, so that daylight saving time matters."""
         return self.unit == "us" and self.count < DAY.astype(np.int64)
 
     def __str__(self) -> str:
@@ -97,11 +97,11 @@ class Frequency:
 
 
 def named(name: str, moments: Moments) -> Frequency:
-    """The steps that a name of pandas means, such as 15min, D, B, ME, QS: from the first of these moments on if all of
-    them begin one, else by the calendar and the clock.
+    """The frequency of a pandas alias, such as 15min, D, B, ME, QS: aligned to the first of these moments if all of
+    them are starts of steps then, else to the calendar and the clock.
 
     Raises:
-        ValueError: no such name.
+        ValueError: an unknown alias.
     """
     found = re.fullmatch(r"(\d*)([A-Za-z]+)", name.strip())
     units = {one.lower(): one for one in (*_FIXED, "B", *_MONTHS)}
@@ -112,7 +112,7 @@ def named(name: str, moments: Moments) -> Frequency:
     if unit in _MONTHS:
         months, day = _MONTHS[unit]
         month = moments[0].astype("M8[M]")
-        month = month - month.astype(np.int64) % months  # 1970 began with a quarter
+        month = month - month.astype(np.int64) % months  # 1970 began with a quarter, and is month 0
         first = (month + (months - 1 if day == _LAST else 0)).astype("M8[us]")
         return _on_time(Frequency("M", count * months, first, day), moments, DAY)
     if unit == "B":
@@ -122,7 +122,7 @@ def named(name: str, moments: Moments) -> Frequency:
 
 
 def _on_time(frequency: Frequency, moments: Moments, part: np.timedelta64) -> Frequency:
-    """The same at the time of day of the first moment if all fit then, else with steps from a whole part on."""
+    """The frequency at the time of day of the first moment if all moments fit then, else aligned to whole parts."""
     first, day = frequency.first.astype("M8[D]"), moments[0].astype("M8[D]")
     exact = frequency.starting(first + (moments[0] - day))
     if exact.fits(moments).all():
@@ -133,7 +133,7 @@ def _on_time(frequency: Frequency, moments: Moments, part: np.timedelta64) -> Fr
 
 
 def inferred(moments: Moments, enough: int = 3) -> Frequency | None:
-    """The steps that most of these begin, which are in order and differ; None: fewer than are enough, 2 at least."""
+    """The frequency that most moments (sorted, distinct) fit; None: fewer than `enough`, which is at least 2."""
     if len(moments) < enough:
         return None
     days, diffs = moments.astype("M8[D]"), np.diff(moments)
@@ -151,6 +151,6 @@ def inferred(moments: Moments, enough: int = 3) -> Frequency | None:
 
 
 def _most_common(values: NDArray[Any]) -> Any:
-    """Of equally many the smallest."""
+    """The most frequent value; of ties the smallest."""
     found, counts = np.unique(values, return_counts=True)
     return found[counts.argmax()]

@@ -1,4 +1,4 @@
-"""Options of forecasts, with a clear answer to those that others have."""
+"""Options of forecasts; options of chronos-forecasting that are not supported are refused with a reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PredictOptions(TypedDict, total=False):
 
 
 def sampling(options: PredictOptions) -> dict[str, Any]:
-    """Those of sample paths, None where one is not given. TypeError: there is no such option."""
+    """The options of sample paths, None if not given. TypeError: an unknown option."""
     for name in options:
         if name in _COVARIATES:
             raise TypeError(f"no {name}: covariates are for Chronos-2; Chronos and Chronos-Bolt read the series alone")

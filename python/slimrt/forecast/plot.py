@@ -1,4 +1,4 @@
-"""Pictures of forecasts: a series, the middle of what follows it, and bands around that."""
+"""Plots of forecasts: a series, the median of its forecast, and quantile bands."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from slimrt.measure.plots import check_plot, new_figure, save
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST = 24  # series in a picture
-_HORIZONS, _LEAST = 4, 24  # of the past: so many times the horizon, and at least so many steps
+_MOST = 24  # series in a plot
+_HORIZONS, _LEAST = 4, 24  # history shown: this many horizons, and at least this many steps
 _PAST, _FUTURE = "0.3", "C0"
 
 
@@ -28,14 +28,14 @@ def plot_forecast(
     title: str,
     target: str | os.PathLike[str],
 ) -> str:
-    """Draw series and their forecasts, each by itself: a line for the middle level, bands between the others.
+    """Plot series and their forecasts, each in axes of its own: a line for the middle level, bands between the others.
 
     Args:
-        read: the series; those with dates are drawn over these.
-        quantiles: (batch, horizon, q). levels: q, that they are of.
+        read: the series; those with dates are drawn over them.
+        quantiles: (batch, horizon, q). levels: their q levels.
 
     Returns:
-        What is left out, for people; "" for nothing.
+        A sentence about series that were left out; "" if there are none.
 
     Errors as check_plot.
     """
@@ -69,7 +69,7 @@ def plot_forecast(
 
 
 def _draw(axes: Axes, series: Series, rows: NDArray[np.float32], levels: Sequence[float]) -> None:
-    """One series; the forecast begins where its last value is."""
+    """Draw one series; the forecast is connected to its last value."""
     horizon, n = len(rows), len(series.values)
     start = max(n - max(_HORIZONS * horizon, _LEAST), 0)
     values = series.values[start:]
@@ -100,7 +100,7 @@ def _line(level: float) -> str:
 
 
 def _band(low: float, high: float) -> str:
-    """ "80 %" of 0.1 to 0.9, which leave out as much on both sides; else the levels."""
+    """ "80 %" for the symmetric band 0.1 to 0.9; else the levels."""
     if math.isclose(low, 1 - high):
         return f"{100 * (high - low):.6g} %"
     return f"{low:g} to {high:g}"

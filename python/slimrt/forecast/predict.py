@@ -1,4 +1,4 @@
-"""Quantiles of what follows a series, with a loaded model: several series are one batch."""
+"""Quantile forecasts with a loaded model; several series form a batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from slimrt.runtime.kinds import require
 from slimrt.runtime.runtime import Runtime
 
 _BLOCK_TENSORS = [f"{layer}.{kind}" for layer in ("hidden", "output", "residual") for kind in ("weight", "bias")]
-_REGISTER = 1  # the id whose embedding is put behind the patches, where the file does not say
+_REGISTER = 1  # id of the [REG] token, if the file does not say
 
 
 def predict(
@@ -40,9 +40,9 @@ def predict(
     options: PredictOptions,
     call: Call | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Quantiles float32 (batch, horizon, q), and a value for each step (batch, horizon): the mean of Chronos' paths,
-    Chronos-Bolt's median. Arguments and errors as Model.predict_quantiles; seed: the one to use; call: by
-    which it can be ended."""
+    """Quantiles float32 (batch, horizon, q), and point forecasts (batch, horizon): the mean of Chronos' paths, or
+    Chronos-Bolt's median. Arguments and errors as Model.predict_quantiles; seed: already chosen; call: allows to cancel
+    it."""
     kind = require(runtime, "chronos", "chronos-bolt", to="forecast")
     check_seed(seed)
     given = sampling(options)
@@ -70,7 +70,7 @@ def predict(
 
 
 def warn_beyond(source: ModelSource, levels: Sequence[float]) -> None:
-    """A warning for levels that the model has nothing for."""
+    """Warn of quantile levels outside the range that the model was trained for."""
     trained = trained_levels(source)
     beyond = [f"{level:g}" for level in levels if trained and not min(trained) <= level <= max(trained)]
     if beyond:
@@ -81,13 +81,13 @@ def warn_beyond(source: ModelSource, levels: Sequence[float]) -> None:
 
 
 def answered_levels(source: ModelSource, levels: Sequence[float]) -> list[float]:
-    """The levels that the quantiles for these are of: the model's lowest and highest for those beyond them."""
+    """The levels that predict() really returns: those out of the trained range are clamped to it."""
     trained = trained_levels(source)
     return [min(max(level, min(trained)), max(trained)) for level in levels] if trained else list(levels)
 
 
 def _try(prepare: Callable[[Values], object], rows: Sequence[Values]) -> None:
-    """ValueError, with the number of the series, where one of them cannot be prepared for a model."""
+    """ValueError, with the index of the series, if one of them cannot be prepared for the model."""
     for i, row in enumerate(rows):
         try:
             prepare(row)
@@ -125,11 +125,11 @@ def _paths(
 def _bolt(runtime: Runtime, bolt: Bolt, rows: Sequence[Values], horizon: int, call: Call) -> NDArray[np.float32]:
     """Quantiles float32 (batch, quantiles, horizon).
 
-    Beyond the trained length each quantile's forecast is put behind the series, and the quantiles of all that these
-    predict are the next stretch.
+    Beyond the trained length the forecast of each quantile is appended to the series as a branch; the quantiles over
+    the forecasts of all branches are the next block.
 
     Raises:
-        ValueError: they are too large to go on from, or what is found is not finite.
+        ValueError: they are too large to continue from, or not finite.
     """
     blocks = [_bolt_step(runtime, bolt, rows, call)]
     levels, n, length = bolt.quantiles, len(bolt.quantiles), bolt.prediction_length
@@ -157,7 +157,7 @@ def _bolt_step(runtime: Runtime, bolt: Bolt, rows: Sequence[Values], call: Call)
 
 
 def _bolt_quantiles(engine: Sequences, runtime: Runtime, bolt: Bolt, row: Values) -> Task[NDArray[np.float32]]:
-    """Quantiles float32 (quantiles, prediction_length) of what follows a series."""
+    """Quantiles float32 (quantiles, prediction_length) for one series."""
     patches, positions, scales = bolt.patches(row)
     sequence = engine.new_sequence()
     try:
@@ -169,7 +169,7 @@ def _bolt_quantiles(engine: Sequences, runtime: Runtime, bolt: Bolt, row: Values
 
 
 def enough_context(source: ModelSource) -> int:
-    """The decoder's context for any forecast with a model, in whole blocks; 0, the default one, of another model."""
+    """The decoder context that any forecast needs, in whole blocks; 0 (the default context) for other models."""
     kind = source.kind
     if kind not in ("chronos", "chronos-bolt"):
         return 0
@@ -178,7 +178,7 @@ def enough_context(source: ModelSource) -> int:
 
 
 def trained_levels(source: ModelSource) -> tuple[float, ...]:
-    """The quantile levels that Chronos-Bolt was trained for, in order; () of a model that draws its paths."""
+    """The quantile levels that Chronos-Bolt was trained for, sorted; () for models that draw sample paths."""
     return _levels(source.file) if source.kind == "chronos-bolt" else ()
 
 
@@ -187,12 +187,12 @@ def _levels(file: core.GgufFile) -> tuple[float, ...]:
 
 
 def read_chronos(file: core.GgufFile) -> Chronos:
-    """What a model file says under slimrt.chronos."""
+    """The parameters of Chronos in a model file (slimrt.chronos.*)."""
     return Chronos(**{field.name: _stored(file, field.name) for field in fields(Chronos)})
 
 
 def _stored(file: core.GgufFile, name: str, default: Any = None) -> Any:
-    """A value under slimrt.chronos. ModelFormatError where it is missing and there is no default."""
+    """The value slimrt.chronos.NAME. ModelFormatError: it is missing and there is no default."""
     key = f"slimrt.chronos.{name}"
     if key in file.keys():
         return file.value(key)
@@ -202,7 +202,7 @@ def _stored(file: core.GgufFile, name: str, default: Any = None) -> Any:
 
 
 def read_bolt(file: core.GgufFile) -> Bolt:
-    """The same, with the tensors under slimrt.bolt."""
+    """Chronos-Bolt's parameters, and its tensors slimrt.bolt.*. UnsupportedError: an activation other than relu."""
     tensors = {
         f"{end}.{name}": file.read(f"slimrt.bolt.{end}.{name}")
         for end in ("input", "output")

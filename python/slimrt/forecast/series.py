@@ -1,4 +1,4 @@
-"""Time series as the models take them."""
+"""Conversion of time series to the models' input."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float32]
 Positions = NDArray[np.int32] | None
-_LARGEST = 1e17  # the sum of the squares of a few thousand of these is within float32, which reaches 3e38
+_LARGEST = 1e17  # so that sums of squares of thousands of values stay below float32's maximum of 3e38
 
 
 def as_series(series: Any) -> list[Values]:
-    """Series as float32 (n,), each without what is missing (NaN) at its beginning.
+    """Convert series to float32 (n,), each without missing values (NaN) at its start.
 
     Args:
-        series: numbers (n,), one series; (batch, n), or a sequence of (n,) of any lengths: several. What NumPy takes
-            for an array of numbers: lists, arrays (what is masked is missing), pandas Series. Of a pandas DataFrame
-            every column is a series.
+        series: numbers (n,): one series; (batch, n), or a sequence of (n,) of any lengths: several. Anything that NumPy
+            converts to an array of numbers: lists, arrays (masked values are missing), pandas Series. Each column of a
+            pandas DataFrame is a series.
 
     Raises:
         ValueError: empty, of a wrong shape, all missing, infinite, or too large for float32.
@@ -46,7 +46,7 @@ def as_series(series: Any) -> list[Values]:
 def _one(row: Any, index: int) -> Values:
     try:
         given = np.asanyarray(row)
-        if given.dtype.kind in "cmM":  # NumPy would drop the imaginary part, and count the days of dates
+        if given.dtype.kind in "cmM":  # NumPy would drop imaginary parts, and convert dates to numbers
             raise TypeError
         exact = np.asarray(np.ma.filled(given.astype(np.float64), np.nan))
     except (TypeError, ValueError):
@@ -65,7 +65,7 @@ def _one(row: Any, index: int) -> Values:
 
 
 def check_reach(index: int, forecast: NDArray[np.float32], first: int, largest: float = _LARGEST) -> None:
-    """ValueError where the forecast of a series is more than `largest`, or not a number.
+    """ValueError: values of a forecast exceed `largest`, or are NaN.
 
     Args:
         index: of the series, for the message. forecast: (..., steps). first: number of the first step.
@@ -79,7 +79,7 @@ def check_reach(index: int, forecast: NDArray[np.float32], first: int, largest: 
 
 
 def recent(series: Values, count: int) -> Values:
-    """The last `count` values, without what is missing at their beginning: the models see no absolute positions.
+    """The last `count` values, without missing ones at their start, which change nothing: positions are relative.
 
     Raises:
         ValueError: all of them are missing.
@@ -92,9 +92,9 @@ def recent(series: Values, count: int) -> Values:
 
 
 def positions_of(there: NDArray[np.bool_]) -> Positions:
-    """Where rows that are there (n,) stand among all, int32; None where none is missing.
+    """The indices of the rows that exist, among all (n,), int32; None if none is missing.
 
-    An encoder that reads only these, at their positions, makes of them what one makes that reads all and masks others.
+    An encoder that reads only these rows, at their positions, gives the same as one that reads all and masks others.
     """
     return None if there.all() else np.flatnonzero(there).astype(np.int32)
 

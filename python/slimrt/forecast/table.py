@@ -1,4 +1,4 @@
-"""CSV files of time series: which columns hold numbers, dates and the names of series."""
+"""CSV files of time series: which columns are values, dates and series ids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_DATES = "none"
 
 @dataclass(frozen=True)
 class Series:
-    """values: float64 (n,), a value a step, oldest first, NaN where missing. timeline: their steps, if dates tell."""
+    """values: float64 (n,), one a step, oldest first, NaN if missing. timeline: the steps, if there are dates."""
 
     values: NDArray[np.float64]
     timeline: Timeline | None = None
@@ -30,7 +30,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Read:
-    """series: by name. dated: the column of dates, "" without. value: the one forecast, "" where there are several."""
+    """series: by name. dated: the column of dates, "" without. value: the column forecast, "" if there are several."""
 
     series: dict[str, Series]
     dated: str
@@ -39,13 +39,13 @@ class Read:
 
 @dataclass(frozen=True)
 class Columns:
-    """What to take from a table, by names of columns or their numbers from 1.
+    """Which columns of a table to use, by name or number from 1.
 
     Attributes:
-        values: to forecast; (): the last column that holds numbers.
-        ids: what tells stacked series apart; None: a column is a series.
-        dates: when a row is; None: the first column of dates, if there is one; "none": rows are taken as they are.
-        form: how dates are written, as strptime has it; None: found out. freq: the step that is insisted on.
+        values: to forecast; (): the last column of numbers.
+        ids: the column that identifies stacked series; None: each column is a series.
+        dates: the column of dates; None: the first one, if any; "none": rows are used in the order given.
+        form: strptime format of the dates; None: detected. freq: a required frequency; None: inferred.
     """
 
     values: Sequence[str] = ()
@@ -56,15 +56,15 @@ class Columns:
 
 
 def read_series(text: str, name: str, columns: Columns = Columns(), tell: Tell = lambda text: None) -> Read:
-    """The series of a CSV text; what is empty or says NaN is missing. With dates they are in order, a value a step.
+    """Read the series of a CSV text; empty cells and NaN are missing values. With dates they are sorted and regular.
 
     Args:
         name: of the file, for messages.
-        tell: is told what was done to rows (Columns.dates), and of columns that look like ids, dates or numbers and
-            are not taken for these.
+        tell: called with sentences about what was done to rows (sorted, filled), and about columns that look like ids,
+            dates or numbers and are not used as such.
 
     Raises:
-        ValueError: no rows, no such column, one that is not numbers or not dates, or dates that are not regular
+        ValueError: no rows, no such column, one that is not numbers or not dates, or irregular dates
             (slimrt.forecast.timeline.arranged).
     """
     table = _Table.of(text, name)
@@ -107,8 +107,8 @@ class _Table:
     """A CSV file by columns.
 
     Attributes:
-        name: of the file. names: of the columns, in order. first_row: number of the first one below the header.
-        cells: the texts of each column. odd: why it is not one of numbers; None of one that is.
+        name: of the file. names: of the columns, in order. first_row: number of the first row below the header.
+        cells: the texts of each column. odd: why a column is not numbers; None: it is.
     """
 
     name: str
@@ -119,7 +119,7 @@ class _Table:
 
     @classmethod
     def of(cls, text: str, name: str, gaps: bool = False) -> _Table:
-        """gaps: rows with nothing in them are steps without a value; else they are left out."""
+        """Parse a CSV text. gaps: empty rows are steps without a value; else they are skipped."""
         rows = _rows(text, name)
         said = [row for row in rows if _says(row)]
         headed = _is_header(said[0], said[1] if len(said) > 1 else [])
@@ -137,7 +137,7 @@ class _Table:
         return cls(name, names, 1 + headed, cells, odd)
 
     def column(self, asked: str) -> str:
-        """The column of that name or number. ValueError: there is none."""
+        """The column with this name or number. ValueError: there is none."""
         if asked in self.names:
             return asked
         if asked.isdecimal() and 1 <= int(asked) <= len(self.names):
@@ -145,7 +145,7 @@ class _Table:
         raise ValueError(f"{self.name}: no column {asked}; there are {', '.join(self.names)}")
 
     def chosen(self, asked: Sequence[str], taken: Mapping[str | None, str]) -> Sequence[str]:
-        """The columns to forecast: those asked for, else the last one of numbers. taken: what others are for."""
+        """The columns to forecast: those asked for, else the last one of numbers. taken: other columns -> their use."""
         numeric = [column for column in self.names if self.odd[column] is None and column not in taken]
         if not asked and not numeric:
             complaints = "; ".join(f"{one}{f' {taken[one]}' if one in taken else f': {self.odd[one]}'}"
@@ -159,12 +159,12 @@ class _Table:
         return found
 
     def nearly_numbers(self, taken: set[str | None]) -> list[str]:
-        """Columns of which most cells are numbers, or have a comma too many for one. taken: those that are for more."""
+        """Columns of which most cells are numbers, possibly with commas in them. taken: columns with another use."""
         found = [one for one in self.names if self.odd[one] is not None and one not in taken]
         return [one for one in found if 2 * sum(map(_is_nearly, self.cells[one])) > len(self.cells[one])]
 
     def groups(self, by: str | None) -> dict[str, NDArray[np.intp]]:
-        """The rows of each id, ids as they first come; all of them where there is no such column."""
+        """Row indices by id, in order of appearance; without a column of ids, all rows under ""."""
         if by is None:
             return {"": np.arange(len(self.cells[self.names[0]]))}
         ids = [cell.strip() for cell in self.cells[by]]
@@ -176,7 +176,7 @@ class _Table:
 
 
 def _dates(table: _Table, columns: Columns, by: str | None) -> tuple[str | None, Dates | None]:
-    """The column of dates and what it says; None, None where there is none, or none is wanted."""
+    """The column of dates and its dates; (None, None): there is none, or it is not wanted."""
     if columns.dates == NO_DATES:
         if columns.freq is not None or columns.form is not None:
             raise ValueError("a frequency, or a form of dates, is of no use without dates")
@@ -195,7 +195,7 @@ def _dates(table: _Table, columns: Columns, by: str | None) -> tuple[str | None,
     for column in candidates:
         try:
             dates = read_dates(table.cells[column], column, numbers, columns.form, series=series)
-        except ValueError as error:  # of a form that was named, another column may be
+        except ValueError as error:  # with a given format another column may fit
             complaint = complaint or str(error)
             if columns.form is None:
                 break
@@ -216,13 +216,13 @@ def _dates(table: _Table, columns: Columns, by: str | None) -> tuple[str | None,
 
 
 def _repeats(cells: Sequence[str]) -> bool:
-    """Whether several words come in many rows each, one after the other, and then never again."""
+    """Whether a column looks like ids of stacked series: a few values, each in one run of rows."""
     runs = sum(a != b for a, b in zip(cells, cells[1:], strict=False)) + 1
     return 1 < runs == len(set(cells)) <= len(cells) / 2
 
 
 def _undated(table: _Table, columns: Columns, taken: set[str | None]) -> list[str]:
-    """Columns that are called dates, and say something with digits that is not known as such, or numbers that fall."""
+    """Columns with a date-like title whose values are unrecognised texts with digits, or decreasing numbers."""
     called = [one for one in table.names if one.lower() in _DATE_TITLES and one not in taken]
     return [] if columns.dates == NO_DATES else [one for one in called if _odd_dates(table.cells[one])]
 
@@ -235,8 +235,8 @@ def _odd_dates(cells: Sequence[str]) -> bool:
 
 
 def _rows(text: str, name: str) -> list[list[str]]:
-    """From the first row to the last that says something, and those between that have cells, be there something in them
-    or not. Lines may end in any way; between cells are semicolons, commas, tabs, or what Excel's first line names."""
+    """The rows between the first and the last that are not empty, including empty rows with cells. Any line ending; the
+    delimiter is a semicolon, comma or tab, or what Excel's "sep=" line names."""
     text = text.removeprefix("\ufeff")
     declared = re.match(r"sep=(.)[\r\n]+", text)
     lines = io.StringIO(text[declared.end() :] if declared else text, newline=None)
@@ -250,7 +250,7 @@ def _rows(text: str, name: str) -> list[list[str]]:
     said = [i for i, row in enumerate(rows) if _says(row)]
     if not said:
         raise ValueError(f"{name}: no rows in it")
-    last = max(i for i, row in enumerate(rows) if _says(row) or row == [""])  # pandas writes "" in a lone column
+    last = max(i for i, row in enumerate(rows) if _says(row) or row == [""])  # pandas writes missing values so
     return [row for row in rows[said[0] : last + 1] if len(row) > 1 or row == [""] or _says(row)]
 
 
@@ -259,7 +259,7 @@ def _says(row: Sequence[str]) -> bool:
 
 
 def _check_widths(rows: Sequence[Sequence[str]], name: str) -> None:
-    """ValueError where a row has more in it than the first one names, as 1,000 for a thousand would."""
+    """ValueError: a row has more cells than the first, as with 1,000 for a thousand."""
     for i, row in enumerate(rows, 1):
         if any(cell.strip() for cell in row[len(rows[0]) :]):
             raise ValueError(
@@ -269,7 +269,7 @@ def _check_widths(rows: Sequence[Sequence[str]], name: str) -> None:
 
 
 def _is_header(first: Sequence[str], second: Sequence[str]) -> bool:
-    """It holds no numbers, or a word above a date or the like (columns may be called 2020 and 2021)."""
+    """Whether a first row has no numbers, or a word above something like a date (columns may be called 2020, 2021)."""
     if not any(_number(cell) is not None for cell in first if cell.strip()):
         return True
     return any(
@@ -279,13 +279,13 @@ def _is_header(first: Sequence[str], second: Sequence[str]) -> bool:
 
 
 def _is_nearly(cell: str) -> bool:
-    """Whether a cell is a number, perhaps with commas in it, and not empty."""
+    """Whether a cell is a number, possibly with commas in it, and not missing."""
     value = _number(cell.replace(",", ""))
     return value is not None and not math.isnan(value)
 
 
 def _first_odd(cells: Sequence[str], row: int) -> str | None:
-    """Why a column, whose first cell is in this row, is not one of numbers; None of one that is."""
+    """Why a column is not numbers; None: it is. row: number of its first cell."""
     for i, cell in enumerate(cells, row):
         if _number(cell) is None:
             comma = " (decimals take a point, thousands nothing)" if _number(cell.replace(",", "")) is not None else ""
@@ -294,7 +294,7 @@ def _first_odd(cells: Sequence[str], row: int) -> str | None:
 
 
 def _number(cell: str) -> float | None:
-    """A cell's number, NaN where it is missing, None where it is something else or infinite."""
+    """A cell's number, NaN if missing; None: it is something else, or infinite."""
     if cell.strip().lower() in _MISSING:
         return float("nan")
     try:

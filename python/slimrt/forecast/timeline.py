@@ -1,4 +1,4 @@
-"""Series in the order of their dates, a value a step: what is turned or filled is said, what is broken refused."""
+"""Regular series from dated rows: rows are sorted and gaps filled, with a note; irregular dates are refused."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from slimrt.forecast.frequency import Frequency, Places, inferred, named
 Tell = Callable[[str], None]
 _SHOWN = 3
 _NO_DATES = "--date-column none takes the rows as they follow each other"
-_FIRST, _LAST = np.datetime64("0001-01-01", "us"), np.datetime64("9999-12-31T23:59:59.999999", "us")  # datetime's own
+_FIRST, _LAST = np.datetime64("0001-01-01", "us"), np.datetime64("9999-12-31T23:59:59.999999", "us")  # datetime's range
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """When the steps of a series are.
+    """The times of a series' steps.
 
     Attributes:
-        frequency: whose first step is the series' first. n: steps of the series.
-        offset: of its last row, from UTC; None: not told. in_utc: the frequency counts UTC.
-        form: how dates are written.
+        frequency: its first step is that of the series. n: steps of the series.
+        offset: of the last row, from UTC; None: unknown. in_utc: the frequency is regular in UTC, not in local time.
+        form: format of the dates.
     """
 
     frequency: Frequency
@@ -34,28 +34,28 @@ class Timeline:
     form: Form
 
     def wall(self, start: int, stop: int) -> Moments:
-        """Steps start to stop, as clocks show them: datetime64[us]. ValueError: beyond the year 9999."""
+        """Local times of steps start to stop: datetime64[us]. ValueError: beyond the year 9999."""
         moments = self.frequency.moments(np.arange(start, stop))
         if self.in_utc and self.offset is not None:
             moments = moments + self.offset
-        if ((moments < _FIRST) | (moments > _LAST)).any():  # below the first: beyond what 64 bits hold
+        if ((moments < _FIRST) | (moments > _LAST)).any():  # < _FIRST: 64-bit overflow
             raise ValueError(
                 f"the forecast goes beyond the year 9999, where dates end: give a smaller --horizon; {_NO_DATES}"
             )
         return moments
 
     def future(self, horizon: int) -> list[str]:
-        """The steps that follow the series, as the table writes dates. ValueError: beyond the year 9999."""
+        """The dates of the steps after the series, in the table's format. ValueError: beyond the year 9999."""
         return written(self.wall(self.n, self.n + horizon), self.form, self.offset)
 
     def past(self, count: int) -> Moments:
-        """Its last steps, as clocks show them."""
+        """Local times of its last steps."""
         return self.wall(max(self.n - count, 0), self.n)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A series as a table has it: values float64 (n,), NaN where missing; dates; numbers of its rows."""
+    """A series in a table: values float64 (n,), NaN if missing; dates; row numbers."""
 
     values: NDArray[np.float64]
     dates: Dates
@@ -65,14 +65,14 @@ class Rows:
         return Rows(self.values[order], self.dates[order], self.rows[order])
 
     def named(self, where: NDArray[np.intp]) -> str:
-        """ "row 3 (2020-01-02)" of the first of these, and how many more there are."""
+        """ "row 3 (2020-01-02)" for the first few of these indices, and how many more there are."""
         dates = written(self.dates.wall[where[:_SHOWN]], self.dates.form)
         shown = ", ".join(f"row {row} ({date})" for row, date in zip(self.rows[where], dates, strict=False))
         return shown + (f" and {len(where) - _SHOWN} more" if len(where) > _SHOWN else "")
 
 
 class Notes:
-    """What was done to series, said once for each kind of thing, by the first it was done to."""
+    """Collects what was done to series; each kind is told once, for the first series with the number of others."""
 
     def __init__(self, n_series: int):
         self.n_series = n_series
@@ -93,12 +93,12 @@ class Notes:
 def arranged(
     tables: Mapping[str, Rows], freq: str | None, tell: Tell
 ) -> dict[str, tuple[NDArray[np.float64], Timeline]]:
-    """Values float64 (n,) a step, oldest first, NaN where there is none, and the steps of each series.
+    """Regular values float64 (n,), oldest first, NaN for missing steps, and the timeline of each series.
 
     Args:
-        freq: a frequency that is insisted on: a row then counts for the step that it falls in. None: found in the
-            dates, which must all begin a step.
-        tell: is told what was turned, sorted, filled or moved.
+        freq: a required frequency: each row then belongs to the step in which it lies. None: inferred from the dates,
+            which must all be starts of steps.
+        tell: called with what was reversed, sorted, filled or moved.
 
     Raises:
         ValueError: two rows of a series in one step, dates without a frequency, or most steps missing.
@@ -106,7 +106,7 @@ def arranged(
     notes = Notes(len(tables))
     ordered = {name: _in_order(name, rows, notes) for name, rows in tables.items()}
     longest = max(ordered.values(), key=lambda rows: len(rows.values))
-    known = _steps(longest.dates, freq, enough=2)  # of short series too
+    known = _steps(longest.dates, freq, enough=2)  # for series too short to have a frequency of their own
     if known is None:
         same = f", and {len(longest.values)} rows have it" if len(longest.values) > 1 else ""
         raise ValueError(f"1 date tells no frequency{same}: name it, as with --freq D; {_NO_DATES}")
@@ -132,13 +132,13 @@ def _in_order(name: str, rows: Rows, notes: Notes) -> Rows:
 
 @dataclass(frozen=True)
 class _Steps:
-    """A frequency. in_utc: it counts UTC, not what clocks show."""
+    """A frequency. in_utc: of times in UTC, not of local times."""
 
     frequency: Frequency
     in_utc: bool
 
     def of(self, dates: Dates) -> Moments:
-        """The dates that it counts."""
+        """The dates as the frequency counts them: in UTC or local."""
         return dates.utc if self.in_utc else dates.wall
 
     def starting(self, dates: Dates) -> _Steps:
@@ -146,8 +146,8 @@ class _Steps:
 
 
 def _steps(dates: Dates, freq: str | None, enough: int) -> _Steps | None:
-    """The steps of dates; None: fewer dates than are enough to tell. Those within days count UTC, since clocks are
-    changed; others follow the calendar as it is written."""
+    """The frequency of dates; None: fewer than `enough`. Frequencies below a day count in UTC, because of daylight
+    saving time; others follow the local calendar."""
 
     def found(moments: Moments) -> Frequency | None:
         return named(freq, moments) if freq is not None else inferred(np.unique(moments), enough)
@@ -162,7 +162,7 @@ def _steps(dates: Dates, freq: str | None, enough: int) -> _Steps | None:
 
 
 def _placed(name: str, rows: Rows, steps: _Steps, insisted: bool, notes: Notes) -> tuple[NDArray[np.float64], Timeline]:
-    """A series whose rows are in order, a value a step."""
+    """The regular values and the timeline of a series whose rows are sorted."""
     moments, frequency, in_utc = steps.of(rows.dates), steps.frequency, steps.in_utc
     where = notes.where(name)
     same = np.flatnonzero(np.diff(moments) == np.timedelta64(0))
@@ -196,7 +196,7 @@ def _placed(name: str, rows: Rows, steps: _Steps, insisted: bool, notes: Notes) 
 
 
 def _tell_of_gaps(name: str, rows: Rows, places: Places, frequency: Frequency, notes: Notes) -> None:
-    """ValueError where more steps are missing than there are."""
+    """Note missing steps. ValueError: more are missing than exist."""
     n, missing = int(places[-1]) + 1, int(places[-1]) + 1 - len(places)
     behind = rows.named(np.flatnonzero(np.diff(places) > 1))
     if missing > len(places):

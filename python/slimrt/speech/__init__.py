@@ -1,1 +1,1 @@
-"""From sound to text: audio files, log-mel spectrograms, and the rules by which Whisper and Moonshine are decoded."""
+"""Speech to text: audio files, log-mel spectrograms, and decoding with Whisper and Moonshine."""

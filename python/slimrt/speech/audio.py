@@ -1,4 +1,4 @@
-"""Sound as the models want it: one channel, float32, 16 kHz."""
+"""Audio input, converted to what the models take: one channel, float32, 16 kHz."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from slimrt.speech.resample import Resampler
 from slimrt.speech.resample import Samples as Samples
 from slimrt.speech.wav import Content
 
-SAMPLE_RATE = 16000  # samples a second
-MAX_SECONDS = 4 * 3600.0  # of one sound, where nothing else is said: 0.9 GB
-_LOUDEST = 100.0  # full scale is 1: more is samples of whole numbers, taken for floats
-_MOST_CHANNELS = 32  # where there are fewer samples than these, axes are the other way round
-_AT_ONCE = 1 << 16  # samples of an array looked at together
+SAMPLE_RATE = 16000  # Hz
+MAX_SECONDS = 4 * 3600.0  # default limit of one sound: 0.9 GB of samples
+_LOUDEST = 100.0  # full scale is 1: a higher peak means integer samples stored as floats
+_MOST_CHANNELS = 32  # with more channels than this, and than samples, the axes are swapped
+_AT_ONCE = 1 << 16  # samples of an array checked at once
 
 
 @dataclass(frozen=True)
 class Sound:
-    """A sound that was read.
+    """Decoded audio.
 
     Attributes:
         samples: float32 (n,) at 16 kHz, full scale 1.
-        warnings: what its reader should know, in sentences: that the file is cut off.
+        warnings: sentences for the user, such as that the file is truncated.
     """
 
     samples: Samples
@@ -45,7 +45,7 @@ Audio = str | os.PathLike[str] | BinaryIO | ArrayLike | Sound
 
 
 def load_audio(audio: Audio, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS) -> Samples:
-    """The samples of read_sound(), float32 (n,). Arguments and errors as there; what it warns of is a UserWarning."""
+    """The samples of read_sound(), float32 (n,). Arguments and errors as there; its warnings become UserWarnings."""
     sound = read_sound(audio, sample_rate, max_seconds=max_seconds)
     for warning in sound.warnings:
         warn(warning)
@@ -53,20 +53,20 @@ def load_audio(audio: Audio, sample_rate: int = SAMPLE_RATE, *, max_seconds: flo
 
 
 def read_sound(audio: Audio, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS) -> Sound:
-    """A sound at 16 kHz. A file that is cut off is read up to its end, with a warning.
+    """Read audio as 16 kHz mono. A truncated file is read as far as it goes, with a warning.
 
     Args:
-        audio: a file by its path or opened in binary (a pipe too): WAV of plain samples, with the extra `audio` also
-            what libsndfile reads (FLAC, Ogg, MP3, ...) and the sound in what FFmpeg does (M4A, MP4, MKV, WebM, ...);
-            or samples: (n,) or (n, channels), floats with full scale 1 or whole numbers with that of their type.
-            Channels are averaged. A Sound is returned as it is.
-        sample_rate: of samples, Hz; a file knows its own.
-        max_seconds: a longer sound is refused, before more of it than this is decoded; inf: none is.
+        audio: a file by its path or opened in binary mode (pipes too): WAV with uncompressed samples; with the extra
+            `audio` also what libsndfile reads (FLAC, Ogg, MP3, ...) and audio tracks that FFmpeg reads (M4A, MP4, MKV,
+            WebM, ...); or samples: (n,) or (n, channels), floats with full scale 1 or integers with that of their
+            type. Channels are averaged. A Sound is returned as it is.
+        sample_rate: Hz, of samples given as an array; ignored for files.
+        max_seconds: longer audio is refused, before more than this is decoded; inf: no limit.
 
     Raises:
         FileNotFoundError: no such file.
-        AudioError: not audio, empty, cut off before its first sample, longer than max_seconds, at a rate that cannot be
-            brought to 16 kHz, or NaN, infinity or far too large values among the samples.
+        AudioError: not audio, empty, truncated before the first sample, longer than max_seconds, a sampling rate that
+            cannot be converted to 16 kHz, or samples that are NaN, infinite or far too large.
         UnsupportedError: the extra `audio` is needed and missing.
         ValueError: sample_rate or max_seconds is not positive.
     """
@@ -84,12 +84,12 @@ def read_sound(audio: Audio, sample_rate: int = SAMPLE_RATE, *, max_seconds: flo
 
 
 def seconds(samples: Samples) -> float:
-    """How long they last."""
+    """Duration of samples at 16 kHz."""
     return len(samples) / SAMPLE_RATE
 
 
 def _name_of(file: Any) -> str:
-    """What an open file is called, for people."""
+    """The name of an open file, for messages."""
     name = getattr(file, "name", None)
     return name.strip("<>") if isinstance(name, str) else "audio"
 
@@ -109,7 +109,7 @@ def _read(path: Path, max_seconds: float) -> Sound:
 
 
 def _of_bytes(data: Any, name: str, max_seconds: float) -> Sound:
-    """What a pipe or an open file holds."""
+    """Read from a pipe or an open file."""
     if not isinstance(data, bytes):
         raise AudioError(f"{name}: opened as text; open it in binary ('rb')")
     if not data:
@@ -118,7 +118,7 @@ def _of_bytes(data: Any, name: str, max_seconds: float) -> Sound:
 
 
 def _of_file(file: Path | io.BytesIO, data: Content, name: str, max_seconds: float) -> Sound:
-    """A file with the content `data`."""
+    """Decode a file whose content is `data`."""
     source = decoder(file, data, name)
     gathered = _Gathered(name, source.rate, max_seconds)
     if source.announced is not None and not source.cut:
@@ -140,7 +140,7 @@ def _of_samples(samples: Samples, rate: int, max_seconds: float) -> Sound:
         samples = samples.mean(axis=1, dtype=np.float32)
     gathered = _Gathered("audio", rate, max_seconds)
     gathered.allow(len(samples))
-    take = gathered.look_at if rate == SAMPLE_RATE else gathered.add  # what is right already is not copied
+    take = gathered.look_at if rate == SAMPLE_RATE else gathered.add  # at 16 kHz samples are checked, not copied
     for start in range(0, len(samples), _AT_ONCE):
         take(samples[start : start + _AT_ONCE])
     made = gathered.samples()
@@ -148,10 +148,10 @@ def _of_samples(samples: Samples, rate: int, max_seconds: float) -> Sound:
 
 
 class _Gathered:
-    """The samples of one channel, as they come: checked, and brought to 16 kHz.
+    """Collects the samples of one channel: checks them and resamples them to 16 kHz.
 
     Attributes:
-        n: samples so far, at their own rate.
+        n: samples so far, at the original rate.
     """
 
     def __init__(self, name: str, rate: int, max_seconds: float):
@@ -159,14 +159,14 @@ class _Gathered:
         self._name, self._rate, self._max_seconds = name, rate, max_seconds
         self._most = inf if max_seconds == inf else int(max_seconds * rate)
         self._bad, self._first_bad, self._peak = 0, 0, 0.0
-        self._made = bytearray()  # grows in place: a list of blocks takes twice the memory when it is put together
+        self._made = bytearray()  # grows in place: concatenating a list of blocks would take twice the memory
         try:
             self._resampler = None if rate == SAMPLE_RATE else Resampler(rate, SAMPLE_RATE)
         except ValueError as error:
             raise AudioError(f"{name}: {error}") from None
 
     def allow(self, n: int) -> None:
-        """AudioError for as many samples as are too many."""
+        """AudioError: n samples are more than max_seconds."""
         if n > self._most:
             raise AudioError(
                 f"{self._name}: longer than {self._max_seconds:g} s: give max_seconds (--max-seconds) more, or cut it"
@@ -178,7 +178,7 @@ class _Gathered:
         self._made += at_16_khz.tobytes()
 
     def look_at(self, samples: Samples) -> None:
-        """Count and check them."""
+        """Count and check samples."""
         self.allow(self.n + len(samples))
         finite = np.isfinite(samples)
         if finite.all():
@@ -189,7 +189,7 @@ class _Gathered:
         self.n += len(samples)
 
     def samples(self, cut: bool = False) -> Samples:
-        """All of them at 16 kHz. AudioError if they cannot be used; cut: they were cut off."""
+        """All samples at 16 kHz. AudioError: they cannot be used. cut: the file was truncated, for the message."""
         name = self._name
         if not self.n:
             raise AudioError(f"{name}: {'cut off before its first sample' if cut else 'no samples in it'}")
@@ -215,5 +215,5 @@ def _as_float(samples: NDArray[Any]) -> Samples:
     if samples.dtype.kind == "f":
         return samples.astype(np.float32, copy=False)
     kind = np.iinfo(samples.dtype)
-    middle = (kind.max + 1) // 2 if kind.min == 0 else 0  # unsigned sound is silent in the middle of its range
+    middle = (kind.max + 1) // 2 if kind.min == 0 else 0  # unsigned samples: zero is the middle of the range
     return ((samples.astype(np.float64) - middle) / (kind.max + 1 - middle)).astype(np.float32)

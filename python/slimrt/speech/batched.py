@@ -1,4 +1,4 @@
-"""One long sound as windows that are decoded together: none knows what was said before it."""
+"""Long audio as windows decoded in one batch, each without the text of the window before it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from slimrt.speech.records import Segment
 from slimrt.speech.whisper import Heard, Told, Whisper
 
 Make = Callable[[Transcription, int, Heard, Told], Whisper | Moonshine]
-"""A model for one sound, or window, from options and a seed."""
+"""Makes the decoder of one sound or window, from options, a seed and callbacks."""
 
 
 def in_batches(loop: Loop, make: Make, sources: Sequence[Source], needs: int, at_once: int) -> list[Transcript]:
-    """The transcripts of sounds, whose windows, so many at once, take `needs` sequences each."""
+    """Transcribe sounds window by window, at_once windows in a batch, each of which uses `needs` sequences."""
     sounds, width = [_Windows(make, source) for source in sources], needs * at_once
     loop.run(((1, sound.detect()) for sound in sounds), Call(width=width))
     loop.run(((needs, sound.window(k)) for sound in sounds for k in range(sound.n_windows)), Call(width=width))
@@ -33,7 +33,7 @@ def in_batches(loop: Loop, make: Make, sources: Sequence[Source], needs: int, at
 
 
 class _Windows:
-    """The windows of one sound, done in any order and told in theirs."""
+    """The windows of one sound, decoded in any order and reported in theirs."""
 
     result: Transcript
 
@@ -51,7 +51,7 @@ class _Windows:
         return len(self._windows)
 
     def detect(self) -> Task[None]:
-        """Its language, by its first window; a sound without any is done."""
+        """Detect the language from the first window; a sound without windows is finished."""
         if isinstance(self._model, Whisper):
             if self._windows and not self._model.language_probability:
                 start, end = self._windows[0]
@@ -61,7 +61,7 @@ class _Windows:
         self._tell()
 
     def window(self, k: int) -> Task[None]:
-        """The k-th window, with a seed of its own."""
+        """Decode the k-th window, with a seed of its own."""
         seed = random.Random((self._source.seed << 32) + k).getrandbits(62)
         options = replace(self._options, prefix=None) if k else self._options
         start, end = self._windows[k]
@@ -75,15 +75,15 @@ class _Windows:
         return self._model.prepare(self._source.samples)
 
     def _tell(self) -> None:
-        """Tell what is known of the windows whose turn it is."""
+        """Report the segments of all windows whose predecessors are reported."""
         while self._turn in self._done:
             for segment in self._done.pop(self._turn):
                 self._segments.append(self._source.told(replace(segment, id=len(self._segments))))
             self._turn += 1
         if self._turn == len(self._windows):
-            self.__dict__.pop("_prepared", None)  # the spectrogram of a long sound is large
+            self.__dict__.pop("_prepared", None)  # frees the spectrogram, which is large
             self.result = self._source.finished(self._segments, *self._language)
 
 
 def _ignored(_: object) -> None:
-    """Windows tell nothing by themselves: their turn may not have come."""
+    """Callbacks of single windows are ignored: _tell reports them in order."""

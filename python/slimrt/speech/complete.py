@@ -1,4 +1,4 @@
-"""Whether a sound file is whole: libsndfile reads many that are cut off up to their end, and says nothing."""
+"""Detection of truncated audio files, many of which libsndfile reads as far as they go without an error."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Literal
 from slimrt.speech.wav import UNKNOWN_LENGTH, Content
 
 Order = Literal["little", "big"]
-_PAGE = 27  # bytes of an Ogg page before the lengths of its segments (RFC 3533, section 6)
+_PAGE = 27  # bytes of an Ogg page header before the table of segment lengths (RFC 3533, section 6)
 
 
 def cut_off(data: Content) -> bool:
-    """Whether a WAV, RF64, W64, AIFF, AU, Ogg or MP3 file has less in it than it says; False of others."""
+    """Whether a WAV, RF64, W64, AIFF, AU, Ogg or MP3 file is shorter than its headers say; False for other formats."""
     kind = data[:4], data[8:12]
     if kind == (b"RIFF", b"WAVE"):
         return _short_chunk(data, b"data", "little")
@@ -30,13 +30,13 @@ def cut_off(data: Content) -> bool:
 
 
 def _short_chunk(data: Content, wanted: bytes, order: Order) -> bool:
-    """Whether the chunk that holds the samples reaches beyond the end. A chunk: its name, its length, so many bytes."""
+    """Whether the chunk of samples exceeds the file. A chunk is a name, a length, and as many bytes."""
     at, length = _found(data, wanted, order)
     return 0 < length < UNKNOWN_LENGTH and at + length > len(data)
 
 
 def _found(data: Content, wanted: bytes, order: Order) -> tuple[int, int]:
-    """Where the content of a chunk begins, and the length that it says; length 0: there is none."""
+    """Where the content of a chunk begins, and its length according to the header; length 0: there is none."""
     at = 12
     while at + 8 <= len(data):
         length = int.from_bytes(data[at + 4 : at + 8], order)
@@ -47,14 +47,14 @@ def _found(data: Content, wanted: bytes, order: Order) -> tuple[int, int]:
 
 
 def _short_rf64(data: Content) -> bool:
-    """The same of a WAV file beyond 4 GB: chunk ds64 holds the length of the samples, after that of all."""
+    """The same for RF64 (WAV beyond 4 GB): chunk ds64 holds the 64-bit sizes of the file and of the samples."""
     at, _ = _found(data, b"ds64", "little")
     begin, length = _found(data, b"data", "little")
     return length > 0 and begin + int.from_bytes(data[at + 8 : at + 16], "little") > len(data)
 
 
 def _short_w64(data: Content) -> bool:
-    """The same of Sony's Wave64: names of 16 bytes, lengths of 8 that count both, all at multiples of 8."""
+    """The same for Sony's Wave64: names of 16 bytes, 64-bit lengths that include both, aligned to 8 bytes."""
     at = 40
     while at + 24 <= len(data):
         length = int.from_bytes(data[at + 16 : at + 24], "little")
@@ -65,13 +65,14 @@ def _short_w64(data: Content) -> bool:
 
 
 def _short_page(data: Content) -> bool:
-    """Whether the last page reaches beyond the end: after 27 bytes come the number of segments, their lengths, they."""
+    """Whether the last Ogg page exceeds the file: the header of 27 bytes ends with the number of segments, and is
+    followed by their lengths and the segments."""
     last = data.rfind(b"OggS")
     lengths = data[last + _PAGE : last + _PAGE + data[last + _PAGE - 1]] if last + _PAGE <= len(data) else b""
     return last + _PAGE > len(data) or last + _PAGE + data[last + _PAGE - 1] + sum(lengths) > len(data)
 
 
-# Layer III in kbit/s by the index in a frame's header, of MPEG 1 and of 2 and 2.5; Hz by version and index.
+# MPEG Layer III: kbit/s by index in the frame header, for MPEG 1 (3) and 2, 2.5 (2); Hz by version and index.
 _KBITS = {
     3: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0),
     2: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0),
@@ -80,9 +81,9 @@ _HERTZ = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 
 
 
 def _short_mpeg(data: Content) -> bool:
-    """Whether the last frame of an MP3 file reaches beyond the end; False where frames do not follow each other."""
+    """Whether the last frame of an MP3 file exceeds the file; False if frames are not contiguous."""
     at = 0
-    if data[:3] == b"ID3" and len(data) >= 10:  # its length: four times seven bits
+    if data[:3] == b"ID3" and len(data) >= 10:  # an ID3 tag: its length has 4 * 7 bits
         at = 10 + sum((data[6 + i] & 127) << (21 - 7 * i) for i in range(4))
     while at + 4 <= len(data):
         length = _mpeg_frame(data[at : at + 4])
@@ -93,7 +94,7 @@ def _short_mpeg(data: Content) -> bool:
 
 
 def _mpeg_frame(header: bytes) -> int:
-    """Bytes of the frame of Layer III that this header (4 bytes) begins; 0: it is none."""
+    """Length in bytes of the Layer III frame with this header (4 bytes); 0: it is none."""
     version, layer = header[1] >> 3 & 3, header[1] >> 1 & 3
     if header[0] != 0xFF or header[1] < 0xE0 or layer != 1 or version == 1 or header[2] >> 2 & 3 == 3:
         return 0

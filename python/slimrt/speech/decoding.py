@@ -1,4 +1,4 @@
-"""Sound files to samples, a block at a time: plain WAV by wav.py, what libsndfile knows by it, the rest by FFmpeg."""
+"""Decoding of audio files in blocks: uncompressed WAV by wav.py, other formats by libsndfile or FFmpeg."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from slimrt.errors import AudioError, UnsupportedError
 from slimrt.speech.complete import cut_off
 from slimrt.speech.wav import Content, Frames, Wav
 
-_AT_ONCE = 4096  # frames: what a decoder had of its last block when the file ends is lost
-_UNKNOWN = 1 << 48  # frames: libsndfile says more than this of what it does not know
-_MEDIA = (b"ftyp", b"moov", b"mdat", b"\x1a\x45\xdf\xa3")  # how MP4 (behind four bytes) and Matroska begin
-_SLACK = 1.0  # seconds that a container may promise more than it has
-_OUTSIDE = {"protocol_whitelist": "none"}  # playlists may name other files and addresses: nothing of that is opened
+_AT_ONCE = 4096  # frames: at an error the decoder loses the block it was reading
+_UNKNOWN = 1 << 48  # frames: libsndfile returns more than this if the length is unknown
+_MEDIA = (b"ftyp", b"moov", b"mdat", b"\x1a\x45\xdf\xa3")  # magic of MP4 (after four bytes) and Matroska
+_SLACK = 1.0  # seconds by which a container's stated duration may exceed the real one
+_OUTSIDE = {"protocol_whitelist": "none"}  # security: playlists must not open other files or addresses
 
 
 class Decoder:
-    """A sound file being decoded.
+    """An audio file being decoded.
 
     Attributes:
         rate: Hz.
-        announced: frames that the file says it has; None: it does not say.
-        cut: whether there is less in it, as far as is known before the last block was asked for.
+        announced: frames according to the file; None: it does not say.
+        cut: whether the file is truncated; final once the last block was read.
     """
 
     def __init__(self, rate: int, announced: int | None, cut: bool, blocks: Callable[[Decoder], Iterator[Frames]]):
@@ -35,15 +35,15 @@ class Decoder:
         self._blocks = blocks
 
     def blocks(self) -> Iterator[Frames]:
-        """All that can be read, float32 (frames, channels), full scale 1."""
+        """All readable blocks, float32 (frames, channels), full scale 1."""
         return self._blocks(self)
 
 
 def decoder(file: Path | io.BytesIO, data: Content, name: str) -> Decoder:
-    """Of a file and its content. Both must stay open while it is read.
+    """A decoder for a file and its content, which must both stay open while it is read.
 
     Raises:
-        AudioError: not a sound that anything here reads.
+        AudioError: no decoder reads this format.
         UnsupportedError: the extra `audio` is needed and missing.
     """
     wav = Wav.of(data)
@@ -70,13 +70,13 @@ def decoder(file: Path | io.BytesIO, data: Content, name: str) -> Decoder:
 def _module(name: str) -> ModuleType | None:
     try:
         return __import__(name)
-    except (ImportError, OSError):  # soundfile: OSError where libsndfile is missing
+    except (ImportError, OSError):  # OSError: soundfile without libsndfile
         return None
 
 
 def _by_soundfile(soundfile: ModuleType, file: Path | io.BytesIO, data: Content) -> Decoder:
     sound = soundfile.SoundFile(file)
-    sound.seekable = lambda: False  # else every read ends with a seek, about which libmpg123 complains on stderr
+    sound.seekable = lambda: False  # else soundfile seeks after each read, and libmpg123 complains on stderr
 
     announced = sound.frames if sound.frames < _UNKNOWN else None
 
@@ -87,7 +87,7 @@ def _by_soundfile(soundfile: ModuleType, file: Path | io.BytesIO, data: Content)
                 while len(block := sound.read(_next(announced, done), dtype="float32", always_2d=True)):
                     done += len(block)
                     yield block
-            except (soundfile.SoundFileError, RuntimeError):  # of FLAC, where it is cut off or damaged, or goes on
+            except (soundfile.SoundFileError, RuntimeError):  # FLAC that is truncated, damaged, or followed by a tag
                 decoder.cut = decoder.cut or done != announced
         if announced is not None and done < announced:
             decoder.cut = True
@@ -96,14 +96,14 @@ def _by_soundfile(soundfile: ModuleType, file: Path | io.BytesIO, data: Content)
 
 
 def _next(announced: int | None, done: int) -> int:
-    """Frames to ask for: at the end of those announced no more than are left, since what follows them may be no sound
-    (a tag), with which the last block would be lost."""
+    """Frames to read next: at most those left of the announced ones, since a tag after them would be an error, with
+    which the last block would be lost."""
     left = 0 if announced is None else announced - done
     return min(left, _AT_ONCE) if left > 0 else _AT_ONCE
 
 
 def _by_av(av: ModuleType, file: Path | io.BytesIO) -> Decoder | None:
-    """The first sound in a container; None where there is none, or FFmpeg reads nothing of it."""
+    """The first audio stream of a container; None: it has none, or FFmpeg cannot read it."""
     try:
         container = av.open(file.open("rb") if isinstance(file, Path) else file, options=_OUTSIDE)
     except (av.error.FFmpegError, ValueError):
@@ -113,7 +113,7 @@ def _by_av(av: ModuleType, file: Path | io.BytesIO) -> Decoder | None:
         container.close()
         return None
     lasts = 0.0 if stream.duration is None else float(stream.duration * stream.time_base)
-    if not lasts and container.duration and not container.streams.video:  # a picture may last longer
+    if not lasts and container.duration and not container.streams.video:  # video may last longer than the audio
         lasts = container.duration / av.time_base
 
     def blocks(decoder: Decoder) -> Iterator[Frames]:
@@ -133,7 +133,7 @@ def _by_av(av: ModuleType, file: Path | io.BytesIO) -> Decoder | None:
 
 
 def _frames(av: ModuleType, container: Any, stream: Any) -> Iterator[Any]:
-    """Its frames as planes of floats, at its own rate and of its own channels."""
+    """The frames of a stream as planar floats, rate and channels unchanged."""
     plain = av.AudioResampler(format="fltp")
     for frame in container.decode(stream):
         yield from plain.resample(frame)

@@ -1,4 +1,4 @@
-"""The languages Whisper was trained on: codes (ISO 639) to English names, in the order of its vocabulary."""
+"""The languages of Whisper: ISO 639 codes and English names, in the order of its vocabulary."""
 
 LANGUAGES = {
     "en": "english",
@@ -104,7 +104,7 @@ LANGUAGES = {
 }
 
 
-# Other names that openai/whisper takes.
+# Further names that openai/whisper accepts.
 _ALIASES = {
     "burmese": "my",
     "valencian": "ca",
@@ -122,7 +122,7 @@ _ALIASES = {
 
 
 def code_of(language: str) -> str:
-    """The code of a language's code or English name, as it is written or not; what is unknown stays as it is."""
+    """The code of a language given by code or English name, in any case; unknown names are returned unchanged."""
     asked = language.lower()
     named = next((code for code, name in LANGUAGES.items() if asked in (code, name)), language)
     return _ALIASES.get(asked, named)

@@ -1,4 +1,4 @@
-"""Sounds that are being transcribed, and who wants to know what becomes of them."""
+"""Sounds being transcribed, and the callbacks that report on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Transcript = tuple[list[Segment], TranscriptionInfo]
 
 
 class Progress:
-    """Adds up what the sounds of a batch have come to, in hundredths of a second."""
+    """Reports the progress of a batch of sounds, added up, in hundredths of a second."""
 
     def __init__(self, options: Transcription, durations: Sequence[float]):
         self._report = options.on_progress
@@ -34,8 +34,8 @@ class Source:
     """The index-th sound of a batch.
 
     Attributes:
-        skipped: what is left of it without its silences; None: all of it is heard.
-        seed: of what is drawn.
+        skipped: the sound without its silences; None: nothing is skipped.
+        seed: for sampling.
     """
 
     sound: Sound
@@ -47,29 +47,29 @@ class Source:
 
     @property
     def samples(self) -> Samples:
-        """What is heard."""
+        """The samples to transcribe, without skipped silences."""
         return self.sound.samples if self.skipped is None else self.skipped.samples
 
     @property
     def cuts(self) -> Sequence[int]:
-        """Samples of these at which silence was taken out."""
+        """Indices into `samples` at which silence was removed."""
         return () if self.skipped is None else self.skipped.cuts
 
     def heard(self, time: float) -> None:
-        """So many seconds of what is heard are done."""
+        """Report that `time` seconds of the samples are done."""
         self.progress.heard(self.index, time if self.skipped is None else self.skipped.original_time(time, ends=True))
 
     def told(self, segment: Segment) -> Segment:
-        """The next segment, at its time in the sound with its silences."""
+        """Report the next segment, with its times in the original sound; returns it."""
         segment = segment if self.skipped is None else _moved(segment, self.skipped)
         if self.options.on_segment is not None:
             self.options.on_segment(self.index, segment)
         return segment
 
     def finished(self, segments: list[Segment], language: str | None, probability: float) -> Transcript:
-        """All of it was heard."""
+        """Report the end of the sound; returns the transcript."""
         duration = seconds(self.sound.samples)
-        self.progress.heard(self.index, duration)  # the silence at its end too, and what was not to be heard
+        self.progress.heard(self.index, duration)  # including skipped parts at its end
         spoken = sum(end - start for start, end in self.options.clips(seconds(self.samples)))
         info = TranscriptionInfo(language, probability, duration, spoken, self.seed, self.sound.warnings)
         if self.options.on_result is not None:

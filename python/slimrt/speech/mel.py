@@ -1,4 +1,4 @@
-"""The log-mel spectrogram that Whisper hears.
+"""The log-mel spectrogram, Whisper's input.
 
 Radford et al., "Robust Speech Recognition via Large-Scale Weak Supervision" (2022), section 2.2: 80 (or 128) mel
 channels of 25 ms windows every 10 ms. The mel scale is that of M. Slaney's Auditory Toolbox (1998), linear below 1 kHz
@@ -18,22 +18,22 @@ WINDOW = 400  # samples of one frame: 25 ms
 HOP = 160  # samples from one frame to the next: 10 ms
 FRAMES_PER_SECOND = SAMPLE_RATE // HOP
 _BINS = WINDOW // 2 + 1
-_LOWEST = 1e-10  # power below which nothing is heard
-_RANGE = 8.0  # decades below the loudest that are kept
-_CHUNK = 512  # frames transformed at once: their spectra take 3 MB, and those of an hour 2 GB
+_LOWEST = 1e-10  # lower limit of the power
+_RANGE = 8.0  # dynamic range in decades: values further below the maximum are clamped
+_CHUNK = 512  # frames transformed at once: their spectra take 3 MB; those of an hour would take 2 GB
 
 Mel = NDArray[np.float32]
 
 
 def log_mel(samples: Samples, n_mels: int, padding: int = 0) -> Mel:
-    """The log-mel spectrogram of a sound, float32 (len // 160 frames, n_mels), about -1 to 1.
+    """The log-mel spectrogram of a sound, float32 (len // 160 frames, n_mels), values of about -1 to 1.
 
     Args:
         samples: (n,), 16 kHz.
         n_mels: 80 or 128.
-        padding: samples of silence put behind it.
+        padding: samples of silence appended.
 
-    The sound is mirrored at both ends, so that frame i is centred on sample 160 i, and the last frame is left off.
+    The sound is mirrored at both ends, so that frame i is centred on sample 160 i; the last frame is dropped.
     """
     n_frames = (len(samples) + padding) // HOP
     if n_frames == 0:
@@ -41,7 +41,7 @@ def log_mel(samples: Samples, n_mels: int, padding: int = 0) -> Mel:
     length = max(len(samples) + padding, WINDOW // 2 + 1)
     window, filters = _hann(), mel_filters(n_mels).T
     result = np.full((n_frames, n_mels), np.log10(np.float32(_LOWEST)), np.float32)
-    heard = n_frames  # those behind hold the padding alone, unless the end of the sound is mirrored into it
+    heard = n_frames  # frames to compute: later ones hold padding only, unless the end of the sound is mirrored there
     if padding > 2 * WINDOW:
         heard = min(-(-(len(samples) + WINDOW // 2) // HOP), n_frames)
     for start in range(0, heard, _CHUNK):
@@ -58,7 +58,7 @@ def log_mel(samples: Samples, n_mels: int, padding: int = 0) -> Mel:
 
 
 def _mirrored(samples: Samples, length: int, start: int, stop: int) -> Samples:
-    """Samples [start, stop) of a sound with silence behind it up to `length`, mirrored at both ends."""
+    """Samples [start, stop) of a sound padded with silence up to `length`, mirrored at both ends."""
     if 0 <= start and stop <= len(samples):
         return samples[start:stop]
     index = np.abs(np.arange(start, stop))
@@ -70,9 +70,9 @@ def _mirrored(samples: Samples, length: int, start: int, stop: int) -> Samples:
 
 @cache
 def mel_filters(n_mels: int) -> NDArray[np.float32]:
-    """Triangles over the bins of the spectrum, float32 (n_mels, 201), each of area 1 in Hz (Slaney's normalisation).
+    """Triangular filters over the bins of the spectrum, float32 (n_mels, 201), each of area 1 in Hz (Slaney's norm).
 
-    Their corners are n_mels + 2 points evenly apart on the mel scale from 0 to 8000 Hz.
+    Their corners are n_mels + 2 points, equally spaced on the mel scale from 0 to 8000 Hz.
     """
     corners = _mel_to_hz(np.linspace(0.0, _hz_to_mel(SAMPLE_RATE / 2), n_mels + 2))
     bins = np.linspace(0.0, SAMPLE_RATE / 2, _BINS)
@@ -81,7 +81,7 @@ def mel_filters(n_mels: int) -> NDArray[np.float32]:
     return (triangles * (2.0 / (high - low))).astype(np.float32)
 
 
-# Slaney's scale: 3 mel every 200 Hz up to 1 kHz (15 mel), then 27 mel for a factor of 6.4.
+# Slaney's mel scale: 3 mel every 200 Hz up to 1 kHz (15 mel), then 27 mel for a factor of 6.4.
 _MEL_PER_HZ = 3.0 / 200.0
 _BREAK_HZ, _BREAK_MEL = 1000.0, 15.0
 _MEL_PER_LOG = 27.0 / np.log(6.4)
@@ -98,5 +98,5 @@ def _mel_to_hz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @cache
 def _hann() -> NDArray[np.float64]:
-    """Hann's window of 400 samples as one period of a repeating one, not symmetric."""
+    """The periodic (not symmetric) Hann window of 400 samples."""
     return 0.5 - 0.5 * np.cos(2.0 * np.pi * np.arange(WINDOW) / WINDOW)

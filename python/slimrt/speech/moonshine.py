@@ -1,4 +1,4 @@
-"""Moonshine on one sound: the samples themselves, in stretches that its context holds."""
+"""Moonshine on one sound: its input are the samples themselves, in windows of at most 30 s."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from slimrt.speech.silence import Span, stretches
 from slimrt.speech.whisper import Heard, Told
 from slimrt.tokenizer.tokenizer import Tokenizer
 
-LONGEST = 30  # seconds at once
-_TOKENS_PER_SECOND = 6.5  # more than this is a loop (Jeffries et al. 2024, section 3)
-_SHORTEST = SAMPLE_RATE // 10  # samples: the first convolution needs some
+LONGEST = 30  # seconds of a window
+_TOKENS_PER_SECOND = 6.5  # limit: more would be a repetition loop (Jeffries et al. 2024, section 3)
+_SHORTEST = SAMPLE_RATE // 10  # samples that the first convolution needs
 
 
 @dataclass(frozen=True)
 class Moonshine:
-    """One sound under way. start: the decoder's first token; n_ctx: tokens a sequence may hold."""
+    """The transcription of one sound. start: the decoder's first token; n_ctx: the most tokens of a sequence."""
 
     engine: Engine
     tokenizer: Tokenizer
@@ -35,7 +35,7 @@ class Moonshine:
     told: Told
 
     def transcribe(self, samples: Samples, _: object = None) -> Task[list[Segment]]:
-        """A segment for each stretch of at most 30 s, cut where it is quietest."""
+        """Transcribe; one segment for each window of at most 30 s, cut where the sound is quietest."""
         segments: list[Segment] = []
         for begin, end in self.windows(samples, ()):
             for segment in (yield from self.window(samples, begin, end)):
@@ -45,16 +45,16 @@ class Moonshine:
         return segments
 
     def prepare(self, samples: Samples) -> Samples:
-        """What windows of a sound hear of it: the samples."""
+        """The input of window(): the samples themselves."""
         return samples
 
     def windows(self, samples: Samples, cuts: Sequence[int]) -> list[Span]:
-        """A sound cut into stretches, [start, end) samples."""
+        """Split a sound into windows: [start, end) in samples."""
         longest = LONGEST * SAMPLE_RATE
         return stretches(samples, longest, earliest=longest // 2, cuts=cuts)
 
     def window(self, samples: Samples, start: int, end: int) -> Task[list[Segment]]:
-        """The segment of a stretch; none where nothing is said."""
+        """The segment of a window; empty if there is no text."""
         sequence = self.engine.new_sequence()
         try:
             part = samples[start:end]
@@ -82,4 +82,4 @@ class Moonshine:
 
 
 def _anything(row: Logits, tokens: object) -> None:
-    """Moonshine has no rules for what may come."""
+    """No rules: Moonshine's logits are used as they are."""

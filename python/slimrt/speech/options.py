@@ -1,4 +1,4 @@
-"""How a sound is transcribed: the keywords of Model.transcribe, and their checks."""
+"""The keywords of Model.transcribe, and their checks."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ class TranscribeOptions(DetectOptions, total=False):
 
 @dataclass(frozen=True)
 class Transcription:
-    """The same with their defaults, checked.
+    """The keywords of TranscribeOptions with their defaults, checked.
 
     Raises:
-        ValueError, TypeError: an option out of its range, or of a wrong kind.
+        ValueError, TypeError: an option out of its range, or of a wrong type.
     """
 
     language: str | None = None
@@ -116,7 +116,7 @@ class Transcription:
         for id in _listed("suppress_tokens", () if self.suppress_tokens is None else self.suppress_tokens):
             whole("suppress_tokens", id)
         if self.language is not None:
-            object.__setattr__(self, "language", code_of(self.language))  # frozen for others
+            object.__setattr__(self, "language", code_of(self.language))  # the dataclass is frozen
         self._check_clips()
         self._check_search()
         if self.batch_size is not None and whole("batch_size", self.batch_size) < 1:
@@ -126,7 +126,7 @@ class Transcription:
             check_function(name, getattr(self, name))
 
     def _check_search(self) -> None:
-        """Temperatures that there are, and nothing that none of them makes use of."""
+        """Check the temperatures, and that no option is given that none of them uses."""
         if not self.temperatures or not all(0 <= one < inf for one in self.temperatures):
             raise ValueError(f"temperature must be 0 or more, or several of these, got {self.temperature}")
         if self.num_beams > 1 and 0.0 not in self.temperatures:
@@ -149,7 +149,7 @@ class Transcription:
             raise ValueError(f"clip_timestamps and {name} both say what to leave out: give one of them")
 
     def _clip_times(self) -> list[float]:
-        """clip_timestamps as numbers, from text as from others."""
+        """clip_timestamps as numbers, also if given as text."""
         given: Any = self.clip_timestamps
         if isinstance(given, str):
             try:
@@ -159,30 +159,30 @@ class Transcription:
         return [real("clip_timestamps", time) for time in _listed("clip_timestamps", given)]
 
     def clips(self, duration: float) -> list[tuple[float, float]]:
-        """What to hear of so many seconds, (start, end): all, or what clip_timestamps names."""
+        """The clips to transcribe, (start, end) in seconds: all of the duration, or what clip_timestamps names."""
         times = [min(time, duration) for time in self._clip_times()] or [0.0]
         ends = times if len(times) % 2 == 0 else [*times, duration]
         return list(zip(ends[::2], ends[1::2], strict=True))
 
     @property
     def voice(self) -> Vad | None:
-        """How silences are found that are left out; None: they stay."""
+        """The voice activity detection used to skip silence; None: nothing is skipped."""
         return Vad.of("energy" if self.skip_silence and self.vad == "none" else self.vad, self.vad_parameters)
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """Tried one after the other while the thresholds call the result a failure."""
+        """Temperatures to try in turn while the thresholds reject the result."""
         several = self.temperature if isinstance(self.temperature, Sequence) else (self.temperature,)
         return tuple(real("temperature", one) for one in several)
 
     @property
     def sequences(self) -> int:
-        """That one sound takes at once."""
+        """Sequences used at once for one sound."""
         return max(self.num_beams if 0.0 in self.temperatures else 1, self.best_of)
 
 
 def _listed(name: str, given: Any) -> list[Any]:
-    """Several values. TypeError: one, or a text."""
+    """The values of a list. TypeError: it is a single value or text."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise TypeError(f"{name} must be a list, got {given!r}")
     return list(given)

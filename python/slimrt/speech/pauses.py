@@ -1,4 +1,4 @@
-"""Words beside pauses: dynamic time warping gives a pause to a word next to it, from which openai/whisper takes it."""
+"""Corrects the times of words next to pauses, which dynamic time warping adds to a word, as openai/whisper does."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_LONGEST_USUAL = 0.7  # seconds of a usual word: more is a median of pauses
+_LONGEST_USUAL = 0.7  # seconds, limit of the usual duration: a longer median comes from pauses
 _SENTENCE_ENDS = ".。!！?？"
-_APART = 0.5  # seconds that a word may reach beyond its segment
+_APART = 0.5  # seconds by which a word may exceed its segment
 
 Times = list[tuple[float, float]]
 """Start and end of words, seconds."""
 
 
 def usual_duration(times: Times) -> float:
-    """The median duration of words, of those that have one; 0.0 without any."""
+    """The median duration of the words with a duration above 0, at most 0.7 s; 0.0 without any."""
     durations = [end - start for start, end in times if end > start]
     return min(float(np.median(durations)), _LONGEST_USUAL) if durations else 0.0
 
 
 def cut_at_sentences(words: Sequence[str], times: Times, usual: float) -> Times:
-    """Marks that end a sentence, and words behind these, last twice a usual word at most; marks are words here."""
+    """Limit sentence-ending marks, and words after them, to twice the usual duration. Marks are words of their own
+    here, since they are not merged yet."""
     result = list(times)
     for i, (start, end) in enumerate(times):
         if i == 0 or end - start <= 2 * usual:
@@ -34,11 +35,11 @@ def cut_at_sentences(words: Sequence[str], times: Times, usual: float) -> Times:
 
 
 def cut_at_segment(times: Times, start: float, end: float, before: float, usual: float) -> Times:
-    """The words of a segment without pauses: the first two after one last twice a usual word at most, and no word
-    reaches far beyond the segment.
+    """Limit the words of a segment: after a pause the first two to twice the usual duration each; and no word may
+    exceed the segment by much.
 
     Args:
-        start, end: of the segment. before: end of the last word of the one before.
+        start, end: of the segment. before: end of the last word of the previous segment.
     """
     if not times:
         return []

@@ -1,4 +1,4 @@
-"""What transcribing returns."""
+"""The results of transcription."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slimrt.results import Record
 
 @dataclass(frozen=True)
 class Word(Record):
-    """A word, with the space before it. start, end: seconds; probability: mean of its tokens'."""
+    """A word, with the space before it. start, end: seconds; probability: the mean of its tokens' probabilities."""
 
     word: str
     start: float
@@ -19,15 +19,15 @@ class Word(Record):
 
 @dataclass(frozen=True)
 class Segment(Record):
-    """A stretch of speech.
+    """A segment of a transcript.
 
     Attributes:
         id: its number, from 0.
         start, end: seconds.
-        text, tokens: tokens with the times told.
-        temperature: that the window was decoded with.
-        avg_logprob, compression_ratio, no_speech_prob: of the window; no_speech_prob 0.0 where the model tells none.
-        words: None where not asked for.
+        text: without timestamps. tokens: ids, timestamp tokens included.
+        temperature: with which its window was decoded.
+        avg_logprob, compression_ratio, no_speech_prob: of the window; no_speech_prob is 0.0 if the model has none.
+        words: None if word_timestamps was not asked for.
     """
 
     id: int
@@ -47,14 +47,14 @@ class Segment(Record):
 
 @dataclass(frozen=True)
 class TranscriptionInfo(Record):
-    """About a whole sound.
+    """Information on a whole sound.
 
     Attributes:
-        language: code, as given or detected; None of a model that does not tell.
-        language_probability: 1.0 where it was given, 0.0 where nothing was heard.
-        duration: seconds. duration_heard: of them, without skipped silence or what is outside clip_timestamps.
-        seed: that reproduces it.
-        warnings: what its file's reader should know, in sentences: that it is cut off.
+        language: code, as given or detected; None: the model does not detect it.
+        language_probability: 1.0 if the language was given, 0.0 if there was nothing to transcribe.
+        duration: seconds. duration_heard: seconds transcribed, without skipped silence and outside clip_timestamps.
+        seed: reproduces the result.
+        warnings: sentences about the file, such as that it is truncated.
     """
 
     language: str | None

@@ -1,6 +1,6 @@
-"""Another sampling rate for one channel, block by block: a polyphase filter, a Kaiser-windowed sinc.
+"""Resampling of one channel, block by block: a polyphase filter with a Kaiser-windowed sinc.
 
-Flat to 91 % of the lower of the two Nyquist frequencies, and 100 dB down from there on (J. F. Kaiser 1974).
+Flat up to 91 % of the lower of the two Nyquist frequencies, and -100 dB from there on (J. F. Kaiser 1974).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ Samples = NDArray[np.float32]
 
 _CROSSINGS = 74  # zero crossings of the sinc on either side
 _CUTOFF = 0.956  # of the lower Nyquist frequency: the middle of the transition band
-_BETA = 10.06  # Kaiser's window for 100 dB
-_LARGEST = 1 << 23  # floats of a matrix that makes a whole period: rates with a longer one go row by row
-_AT_ONCE = 1 << 17  # samples that are waited for: a product has its price, above all on a machine with much to do
-_ROWS = 4096  # outputs at once of these
-_MOST = 1 << 24  # floats of all filters
+_BETA = 10.06  # of the Kaiser window, for 100 dB
+_LARGEST = 1 << 23  # elements of the matrix for a whole period, at most; else outputs are computed one by one
+_AT_ONCE = 1 << 17  # samples collected before a product: each call of BLAS has a fixed cost
+_ROWS = 4096  # outputs computed at once without such a matrix
+_MOST = 1 << 24  # elements of all filters, at most
 
 
 class Resampler:
-    """One sound under way: push() its samples in blocks of any lengths, then take the rest with finish().
+    """A streaming resampler: push() samples in blocks of any length, then take the rest with finish().
 
-    Of n samples come ceil(n * to / rate) in all: output m is the sound at m / to seconds.
+    n samples give ceil(n * to / rate) in all; output m is the sound at m / to seconds.
 
     Args:
-        rate, to: Hz, whole numbers above 0.
+        rate, to: Hz, positive integers.
 
     Raises:
-        ValueError: the rates have so little in common, and lie so far apart, that their filters would fill the memory.
+        ValueError: the ratio of the rates, reduced, is so complex that the filters would be too large.
     """
 
     def __init__(self, rate: int, to: int):
@@ -40,22 +40,22 @@ class Resampler:
         self._taps = 2 * _half(self._up, self._down)
         if self._up * self._taps > _MOST:
             raise ValueError(f"{rate} Hz are not resampled to {to} Hz: bring it to a usual rate, such as 48000 Hz")
-        self._held = [np.zeros(self._taps // 2 - 1, np.float32)]  # what is not done with: nothing is heard before it
+        self._held = [np.zeros(self._taps // 2 - 1, np.float32)]  # input still needed; silence before the first sample
         self._n_held, self._pushed, self._made = self._taps // 2 - 1, 0, 0
-        # So many periods at once that a window of the last output begins in the first half of what is read.
+        # As many periods a step as are needed for the last output's window to begin in the first half of the input.
         self._periods = -(-self._taps // self._down)
         size = 2 * self._periods**2 * self._down * self._up
         self._whole = size <= _LARGEST
-        self._step = self._periods * self._down if self._whole else self._down  # samples that one step is done with
-        self._reach = 2 * self._step if self._whole else self._step + self._taps  # samples that it reads
+        self._step = self._periods * self._down if self._whole else self._down  # input samples consumed by a step
+        self._reach = 2 * self._step if self._whole else self._step + self._taps  # input samples read by a step
 
     def push(self, samples: Samples) -> Samples:
-        """What these samples (n,) complete of the output, float32 (m,)."""
+        """Add samples (n,); the outputs that are now complete, float32 (m,)."""
         self._pushed += len(samples)
         return self._advance(samples, max(self._reach, _AT_ONCE))
 
     def finish(self) -> Samples:
-        """The rest, (m,): nothing is heard after the end."""
+        """The remaining outputs (m,), with silence after the last sample."""
         total = -(-self._pushed * self._up // self._down)
         rest = self._advance(np.zeros(self._reach + self._step, np.float32), 0)
         return rest[: len(rest) - (self._made - total)]
@@ -73,7 +73,7 @@ class Resampler:
         return made
 
     def _in_periods(self, held: Samples, steps: int) -> Samples:
-        """All outputs of a step as one row of a product: samples of the step, then those of the next."""
+        """A step's outputs as one row of a matrix product: its own samples, then those of the next step."""
         blocks = held[: (steps + 1) * self._step].reshape(steps + 1, self._step)
         matrix = _matrix(self._up, self._down, self._periods)
         made: Samples = blocks[:-1] @ matrix[: self._step]
@@ -81,7 +81,7 @@ class Resampler:
         return made.reshape(-1)
 
     def _in_rows(self, held: Samples, steps: int) -> Samples:
-        """Each output as a product of its own."""
+        """Each output as a dot product."""
         windows = np.lib.stride_tricks.sliding_window_view(held, self._taps)
         filters, made = _filters(self._up, self._down), np.empty(steps * self._up, np.float32)
         for start in range(0, len(made), _ROWS):
@@ -91,13 +91,13 @@ class Resampler:
 
 
 def _half(up: int, down: int) -> int:
-    """Samples on either side that an output depends on."""
+    """Input samples on either side that an output depends on."""
     return -(-_CROSSINGS * max(up, down) // up)
 
 
 @cache
 def _filters(up: int, down: int) -> NDArray[np.float32]:
-    """The filter of each phase, float32 (up, taps): an output that lies phase / up of a sample behind the middle."""
+    """The filter of each phase, float32 (up, taps), for outputs phase / up of a sample after the window's middle."""
     half, cutoff = _half(up, down), _CUTOFF * min(1.0, up / down)  # of the input's Nyquist frequency
     distance = np.arange(up)[:, None] / up - np.arange(1 - half, half + 1)
     window = np.i0(_BETA * np.sqrt(np.maximum(1.0 - (distance / half) ** 2, 0.0))) / np.i0(_BETA)
@@ -108,7 +108,7 @@ def _filters(up: int, down: int) -> NDArray[np.float32]:
 
 @cache
 def _matrix(up: int, down: int, periods: int) -> NDArray[np.float32]:
-    """What makes periods * up outputs of 2 * periods * down samples, float32."""
+    """The matrix that maps 2 * periods * down samples to periods * up outputs, float32."""
     filters = _filters(up, down)
     matrix = np.zeros((2 * periods * down, periods * up), np.float32)
     for output in range(periods * up):

@@ -1,4 +1,4 @@
-"""What Whisper may say next: the published rules of its decoding, as changes of a row of logits."""
+"""Whisper's decoding rules, applied to rows of logits."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from slimrt.generation.search import Logits
 from slimrt.plumbing.numbers import log_normaliser
 from slimrt.speech.vocabulary import WhisperTokens
 
-SECONDS_PER_TIME = 0.02  # from one timestamp token to the next
-FRAMES_PER_TIME = 2  # mel frames of the same
+SECONDS_PER_TIME = 0.02  # between two timestamp tokens
+FRAMES_PER_TIME = 2  # the same in mel frames
 
 Ranges = tuple[tuple[int, int], ...]  # [first, end) of ids
 
 
 class WhisperRules:
-    """Whisper's rules for the next token (Radford et al. 2022, section 4.5, and the decoding code published with it).
+    """The rules for the next token (Radford et al. 2022, section 4.5, and the decoding code published with it).
 
-    Suppressed tokens never come, some of them only not at the beginning; no control but <|endoftext|> ever does. With
-    timestamps: the first token is a time, at most max_initial seconds; times come in pairs (the end of a segment and
-    the beginning of the next) with text between; they never go back, and a segment has a length; where all times
-    together are likelier than the likeliest text, it is a time.
+    Suppressed tokens never come, some of them not at the beginning only; of the control tokens only <|endoftext|> may
+    come. With timestamps: the first token is a timestamp, of at most max_initial seconds; timestamps come in pairs (the
+    end of a segment and the start of the next) with text between; they never decrease, and segments are not empty; if
+    all timestamps together are more likely than the most likely text token, a timestamp comes.
 
     Args:
-        suppress, begin_suppress: ids; begin_suppress None: a lone space, and the end.
+        suppress, begin_suppress: ids; begin_suppress None: a lone space, and <|endoftext|>.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class WhisperRules:
         self._masked: tuple[Ranges, NDArray[np.uint32]] | None = None
 
     def __call__(self, row: Logits, tokens: Sequence[int]) -> None:
-        """Change a row of logits (vocab,) in place, given the tokens of this window so far."""
+        """Apply the rules to a row of logits (vocab,) in place, given the tokens of this window so far."""
         ranges, joint = self._ruled_out(tokens)
         row[self._never] = -np.inf
         for start, stop in ranges:
@@ -62,9 +62,9 @@ class WhisperRules:
             row[: self._first_time] = -np.inf
 
     def may(self, tokens: Sequence[int]) -> tuple[NDArray[np.uint32], int]:
-        """The same as a Decode's mask and joint_from, which leave what __call__ leaves."""
+        """The same rules as a mask and joint_from for a Decode request."""
         ranges, joint = self._ruled_out(tokens)
-        if self._masked is None or self._masked[0] != ranges:  # from one time to the next it is the same
+        if self._masked is None or self._masked[0] != ranges:  # the mask only changes at timestamps
             allowed = np.zeros((self._n_vocab + 31) // 32 * 32, bool)
             allowed[: self._n_vocab] = True
             allowed[self._never] = False
@@ -74,7 +74,7 @@ class WhisperRules:
         return self._masked[1], self._first_time if joint else self._n_vocab
 
     def _ruled_out(self, tokens: Sequence[int]) -> tuple[Ranges, bool]:
-        """Ranges of ids that must not come now, and whether all times together compete with the likeliest text."""
+        """Ranges of ids that are not allowed now, and whether all timestamps together compete with the text."""
         first = self._first_time
         if not self._times:
             return (() if tokens else self._at_start), False
@@ -82,9 +82,9 @@ class WhisperRules:
             late = self._n_vocab if self._max_initial is None else first + self._max_initial + 1
             return ((0, first), (late, self._n_vocab)), False
         after_time = tokens[-1] >= first
-        if after_time and (len(tokens) < 2 or tokens[-2] >= first):  # a segment has begun: its text comes
+        if after_time and (len(tokens) < 2 or tokens[-2] >= first):  # a segment has just begun: text must come
             return ((first, self._n_vocab),), False
-        ranges = [(0, self._end)] if after_time else []  # a segment has ended: maybe the next begins, or it is the end
+        ranges = [(0, self._end)] if after_time else []  # a segment has just ended: a timestamp or <|endoftext|> comes
         last = next((token for token in reversed(tokens) if token >= first), None)
         if last is not None:
             ranges.append((first, last if after_time else last + 1))
@@ -92,7 +92,7 @@ class WhisperRules:
 
 
 def compression_ratio(text: str) -> float:
-    """Bytes of a text over those it compresses to: high where it repeats itself."""
+    """Length of a text in bytes / its compressed length: high for repetitive text."""
     data = text.encode()
     return len(data) / len(zlib.compress(data))
 
@@ -100,15 +100,15 @@ def compression_ratio(text: str) -> float:
 def pieces(
     tokens: Sequence[int], first_time: int | None, n_frames: int, *, whole: bool = False
 ) -> tuple[list[tuple[float, float, list[int]]], int]:
-    """The segments of a window, (start, end, tokens) in seconds from its beginning, and the frames that are done.
+    """The segments of a window, (start, end, tokens) with seconds from its start, and the mel frames that are done.
 
-    Where a pair of times ends the last whole segment, the next window begins there: what follows was cut off. A single
-    time at the end says that nothing more is spoken in this window.
+    If a pair of timestamps ends the last complete segment, the next window begins there, since what follows was cut
+    off. A single timestamp at the end means that no speech follows in this window.
 
     Args:
-        tokens: of the window; first_time: <|0.00|>, None where no times are told.
+        tokens: of the window; first_time: id of <|0.00|>, None without timestamps.
         n_frames: mel frames of sound in the window.
-        whole: no window hears again what was cut off: it is a segment too.
+        whole: the next window does not begin there, so that what was cut off becomes a segment too.
     """
     times = [first_time is not None and token >= first_time for token in tokens]
     cuts = [i for i in range(1, len(tokens)) if times[i - 1] and times[i]]

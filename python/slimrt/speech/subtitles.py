@@ -1,4 +1,4 @@
-"""Segments as text, SubRip (.srt), WebVTT (.vtt), tables (.tsv, .csv) and lyrics (.lrc)."""
+"""Transcripts as plain text, SubRip (.srt), WebVTT (.vtt), tables (.tsv, .csv) and lyrics (.lrc)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slimrt.speech.records import Segment, Word
 
 @dataclass(frozen=True)
 class Cue:
-    """What is shown at a time. number: from 1; words: empty where their times are not told."""
+    """A subtitle. number: from 1; words: empty if their times are not shown."""
 
     number: int
     start: float
@@ -24,11 +24,11 @@ class Cue:
 
 @dataclass(frozen=True)
 class Format:
-    """A way to write cues.
+    """A file format.
 
     Attributes:
-        head: what a file begins with. cue: one cue.
-        timed: it tells times. tagged: it has tags for the times of words within a cue; else each word is a cue.
+        head: beginning of a file. cue: formats one cue.
+        timed: it has times. tagged: it can mark the times of words within a cue; else each word becomes a cue.
     """
 
     head: str
@@ -38,18 +38,18 @@ class Format:
 
 
 class Subtitles:
-    """Writes the segments of one sound, in order. words: with the times of words."""
+    """Formats the segments of one sound, in order. words: with the times of words."""
 
     def __init__(self, form: str, words: bool = False):
         self._format, self._words, self._n_cues = FORMATS[form], words, 0
 
     @property
     def head(self) -> str:
-        """What the file begins with."""
+        """The beginning of the file."""
         return self._format.head
 
     def add(self, segment: Segment) -> str:
-        """The cues of the next segment."""
+        """The text of the next segment's cues."""
         words = (segment.words or ()) if self._words and self._format.timed else ()
         if words and not self._format.tagged:
             return "".join(self._cue(word.start, word.end, word.word, ()) for word in words)
@@ -61,7 +61,7 @@ class Subtitles:
 
 
 def written(form: str, segments: Iterable[Segment], words: bool = False) -> str:
-    """A whole file."""
+    """The text of a whole file."""
     subtitles = Subtitles(form, words)
     return subtitles.head + "".join(map(subtitles.add, segments))
 
@@ -71,31 +71,31 @@ def _txt(cue: Cue) -> str:
 
 
 def _srt(cue: Cue) -> str:
-    """Numbered, times as 00:00:01,500; in the text an arrow would begin a new cue."""
+    """Numbered, times as 00:00:01,500; arrows in the text are changed, since they would begin a new cue."""
     text = cue.text.replace("-->", "->")
     return f"{cue.number}\n{clock(cue.start, ',')} --> {clock(cue.end, ',')}\n{text}\n\n"
 
 
 def _vtt(cue: Cue) -> str:
-    """Times as 00:00:01.500; text is a markup language's, with tags of times, each later than the one before."""
+    """Times as 00:00:01.500; the text is escaped, with tags for the times of words."""
     tagged = _tagged(cue, lambda time: f"<{clock(time, '.')}>", lambda text: escape(text, quote=False))
     return f"{clock(cue.start, '.')} --> {clock(cue.end, '.')}\n{tagged}\n\n"
 
 
 def _tsv(cue: Cue) -> str:
-    """Whole milliseconds, as openai/whisper writes them."""
+    """Times in whole milliseconds, as in openai/whisper."""
     return f"{round(cue.start * 1000)}\t{round(cue.end * 1000)}\t{cue.text}\n"
 
 
 def _csv(cue: Cue) -> str:
-    """The same with commas; a text with a comma or quotes in it is quoted (RFC 4180)."""
+    """The same, comma-separated; texts with commas or quotes are quoted (RFC 4180)."""
     row = io.StringIO()
     csv.writer(row, lineterminator="\n").writerow((round(cue.start * 1000), round(cue.end * 1000), cue.text))
     return row.getvalue()
 
 
 def _lrc(cue: Cue) -> str:
-    """Minutes, seconds and hundredths in front; of words in between."""
+    """The start as [minutes:seconds.hundredths], and those of words within the line."""
     return f"[{_lyrics_clock(cue.start)}]{_tagged(cue, lambda time: f'<{_lyrics_clock(time)}>', str)}\n"
 
 
@@ -110,7 +110,7 @@ FORMATS = {
 
 
 def _tagged(cue: Cue, tag: Callable[[float], str], plain: Callable[[str], str]) -> str:
-    """The text of a cue, with a tag before each word that begins within it and later than the one before."""
+    """A cue's text with a time tag before each word that starts within the cue and later than the last tag."""
     if not cue.words:
         return plain(cue.text)
     text, last = "", cue.start
@@ -123,13 +123,13 @@ def _tagged(cue: Cue, tag: Callable[[float], str], plain: Callable[[str], str]) 
 
 
 def clock(seconds: float, point: str) -> str:
-    """Hours, minutes, seconds and milliseconds."""
+    """A time as HH:MM:SS, `point` and milliseconds."""
     milliseconds = round(seconds * 1000)
     minutes, rest = divmod(milliseconds, 60_000)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"
 
 
 def _lyrics_clock(seconds: float) -> str:
-    """Minutes, seconds and hundredths."""
+    """A time as MM:SS.hh."""
     minutes, rest = divmod(round(seconds * 100), 6000)
     return f"{minutes:02d}:{rest // 100:02d}.{rest % 100:02d}"

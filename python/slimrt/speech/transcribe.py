@@ -1,4 +1,4 @@
-"""Sounds to text with a loaded model: several are one batch."""
+"""Transcription with a loaded model; several sounds form a batch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from slimrt.speech.whisper import Heard, SpeechEngine, Told, Whisper, WhisperMod
 
 _WHISPER_ONLY = ("best_of", "initial_prompt", "hotwords", "prefix", "suppress_blank", "suppress_tokens",
                  "clip_timestamps")  # fmt: skip
-_LEAST_CONTEXT = 16  # half of it is for text: two times and some words
+_LEAST_CONTEXT = 16  # half of it is for text: two timestamps and some words
 
 
 def transcribe(
     runtime: Runtime, audios: Sequence[Audio], options: Transcription, seed: int, sample_rate: int = SAMPLE_RATE
 ) -> list[Transcript]:
-    """The segments of each sound, and about it. Arguments and errors as Model.transcribe."""
+    """The transcript of each sound. Arguments and errors as Model.transcribe."""
     kind = require(runtime, "whisper", "moonshine", to="transcribe")
     taken = _places(runtime, options)
     make = _whisper_maker(runtime, options) if kind == "whisper" else _moonshine_maker(runtime, options)
@@ -53,7 +53,7 @@ def transcribe(
 def detect_languages(
     runtime: Runtime, audios: Sequence[Audio], options: Transcription, sample_rate: int = SAMPLE_RATE
 ) -> list[dict[str, float]]:
-    """How likely each language is in the first window of each sound. Arguments and errors as Model.detect_language."""
+    """Probabilities of languages in the first window of each sound. Arguments and errors as Model.detect_language."""
     require(runtime, "whisper", to="detect a language")
     model = whisper_model(runtime)
     if not model.tokens.languages:
@@ -69,8 +69,8 @@ def detect_languages(
 
 
 def _places(runtime: Runtime, options: Transcription) -> int:
-    """Sequences that a sound takes of the loop. ValueError: the model was loaded with fewer than are asked for;
-    ContextOverflowError: its cache has fewer rows."""
+    """How many of the loop's sequences a sound uses. ValueError: the model has too few; ContextOverflowError: its
+    cache has too few rows."""
     taken = places(runtime, options.sequences, runtime.n_ctx)
     needed, there = (options.batch_size or 1) * options.sequences, int(runtime.info["n_seqs"])
     if needed > there:
@@ -82,7 +82,7 @@ def _places(runtime: Runtime, options: Transcription) -> int:
 
 
 def _read(audios: Sequence[Audio], sample_rate: int, max_seconds: float) -> list[Sound]:
-    """The sounds; what their files warn of is a UserWarning too, unless who calls has read them and knows."""
+    """Read the sounds. Warnings become UserWarnings, except for Sounds, whose warnings the caller already has."""
     sounds = []
     for audio in audios:
         sounds.append(read_sound(audio, sample_rate, max_seconds=max_seconds))
@@ -96,8 +96,8 @@ def _without_silence(sound: Sound, voice: Vad | None) -> Skipped | None:
 
 
 def _one(make: Make, source: Source, at_once: bool) -> Task[Transcript]:
-    """One sound of a batch, window after window. at_once: its spectrogram is made now, not in a step, for which others
-    would wait; of many sounds that would be much to hold."""
+    """A task for one sound, window after window. at_once: compute its spectrogram now, not within a step, where it
+    would delay others; for many sounds that would take too much memory."""
     segments: list[Segment] = []
 
     def told(segment: Segment) -> None:
@@ -133,8 +133,8 @@ def _whisper_maker(runtime: Runtime, options: Transcription) -> Maker:
 
 
 def whisper_model(runtime: Runtime, *, words: bool = False) -> WhisperModel:
-    """What the model's file says that decoding needs. words: their times are wanted, so that a file that is wrong about
-    the heads which tell them is worth a warning."""
+    """The decoding parameters in a model's file. words: word times are wanted, so warn if the file's list of alignment
+    heads is wrong."""
     file = runtime.source.file
     keys = set(file.keys())
 
@@ -158,8 +158,8 @@ def whisper_model(runtime: Runtime, *, words: bool = False) -> WhisperModel:
 
 
 def _following_heads(runtime: Runtime, named: tuple[tuple[int, int], ...], words: bool) -> tuple[tuple[int, int], ...]:
-    """The heads that follow the sound, (layer, head): those that the file names. Where it names none, or those of a
-    model with more layers that this one was made of, the later half, as in openai/whisper."""
+    """The decoder's alignment heads, (layer, head), as named in the file. If it names none, or some that do not exist
+    (those of a larger model), all heads of the later half of the layers, as in openai/whisper."""
     layers, heads = int(runtime.info["n_layers"]), int(runtime.info["n_heads"])
     beyond = next((one for one in named if one[0] >= layers or one[1] >= heads), None)
     if named and beyond is None:
@@ -188,4 +188,4 @@ def _moonshine_maker(runtime: Runtime, options: Transcription) -> Maker:
 
 
 def _unheard(_: object) -> None:
-    """Nobody waits for progress."""
+    """A callback that does nothing."""

@@ -1,4 +1,4 @@
-"""Where there is speech in a sound: by its energy, or by Silero's network."""
+"""Voice activity detection: by energy, or by Silero's network."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from slimrt.speech.silence import Span, joined, loud_spans
 from slimrt.speech.silero import CHUNK, speech_probabilities
 
 METHODS = ("none", "energy", "silero")
-_HYSTERESIS = 0.15  # speech goes on until its probability falls so far below the threshold
+_HYSTERESIS = 0.15  # speech ends when its probability falls this far below the threshold
 _LOWEST = 0.01
 
 
 class VadParameters(TypedDict, total=False):
-    """How speech is told from silence: see Vad."""
+    """Parameters of voice activity detection: see Vad."""
 
     threshold: float
     min_speech_duration_ms: float
@@ -32,12 +32,12 @@ class Vad:
 
     Args:
         method: "energy" or "silero".
-        threshold: probability from which on a chunk is speech; of silero alone.
-        min_speech_duration_ms: what is shorter is none. min_silence_duration_ms: what is shorter stays. speech_pad_ms:
-            stays on either side of speech.
+        threshold: probability from which a chunk is speech; for "silero" only.
+        min_speech_duration_ms: shorter speech is ignored. min_silence_duration_ms: shorter silence is kept.
+            speech_pad_ms: kept on either side of speech.
 
     Raises:
-        ValueError, TypeError: a method or parameter that there is not, or one out of its range.
+        ValueError, TypeError: an unknown method or parameter, or one out of its range.
     """
 
     method: str
@@ -55,7 +55,7 @@ class Vad:
 
     @classmethod
     def of(cls, method: str, parameters: Mapping[str, Any] | None) -> Vad | None:
-        """None of "none"."""
+        """From the options vad and vad_parameters; None for "none"."""
         given = dict(parameters or {})
         if method not in METHODS:
             raise ValueError(unknown("vad", method, METHODS))
@@ -69,7 +69,7 @@ class Vad:
         return None if method == "none" else cls(method, **given)
 
     def spans(self, samples: Samples) -> list[Span]:
-        """Where there is speech: [start, end) in samples, in order, apart from each other.
+        """Where there is speech: [start, end) in samples, in order, not overlapping.
 
         Raises:
             UnsupportedError: the extra `vad` is needed and missing.
@@ -82,7 +82,7 @@ class Vad:
         return joined(found, len(samples), silence=silence, pad=pad, shortest=shortest)
 
     def _spoken(self, samples: Samples) -> list[Span]:
-        """Chunks that are likely speech; once they are, those that may be too."""
+        """Speech begins at a chunk above the threshold, and ends at one clearly below it (hysteresis)."""
         spans: list[Span] = []
         start, leave = None, max(self.threshold - _HYSTERESIS, _LOWEST)
         for i, probability in enumerate(speech_probabilities(samples)):

@@ -12,23 +12,23 @@ from slimrt.speech.languages import LANGUAGES
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 TASKS = ("transcribe", "translate")
-_ENGLISH_ONLY = 51864  # tokens of the English-only models, whose language tokens were never trained
-_NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")  # the second is its older name
+_ENGLISH_ONLY = 51864  # vocabulary size of the English-only models, whose language tokens were never trained
+_NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")  # the second is the older name
 
 
 @dataclass(frozen=True)
 class WhisperTokens:
-    """The ids by which Whisper is told what to do, and tells when.
+    """The ids of Whisper's special tokens.
 
     Attributes:
         tokenizer: of the model.
-        end: <|endoftext|>; all text has smaller ids.
-        start: <|startoftranscript|>. previous: <|startofprev|>, before the text of the window before; None: without.
-        no_speech: its probability after `start` is that of silence; None: without.
-        no_timestamps: <|notimestamps|>, None: without.
-        timestamps: <|0.00|>, the first of those that tell a time; all later ids do. None: without.
-        languages: code to id; empty of an English-only model.
-        tasks: "transcribe" and "translate" to id.
+        end: <|endoftext|>; all text tokens have smaller ids.
+        start: <|startoftranscript|>. previous: <|startofprev|>, before the text of the previous window; None: missing.
+        no_speech: its probability after `start` is that of silence; None: missing.
+        no_timestamps: <|notimestamps|>; None: missing.
+        timestamps: <|0.00|>, the first timestamp; all later ids are timestamps. None: missing.
+        languages: code -> id; empty for English-only models.
+        tasks: "transcribe" and "translate" -> id.
 
     Raises:
         UnsupportedError: a vocabulary that is not Whisper's.
@@ -46,7 +46,7 @@ class WhisperTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, n_vocab: int) -> WhisperTokens:
-        """From a tokenizer; n_vocab: tokens that the model knows, which may be more than the tokenizer names."""
+        """From a tokenizer. n_vocab: width of the logits, which may exceed the tokens that the tokenizer names."""
         named = tokenizer.special_tokens
         for name in ("<|endoftext|>", "<|startoftranscript|>"):
             if name not in named or named[name] >= n_vocab:
@@ -54,7 +54,7 @@ class WhisperTokens:
         end, no_timestamps = named["<|endoftext|>"], named.get("<|notimestamps|>")
         timestamps = named.get("<|0.00|>")
         if timestamps is None and no_timestamps is not None and no_timestamps + 1 < n_vocab:
-            timestamps = no_timestamps + 1  # older files name none of them
+            timestamps = no_timestamps + 1  # older files do not name the timestamps
         between = [id for id in named.values() if id != end]
         if min(between) < end or (timestamps is not None and any(named.get(f"<|{x}|>", 0) > timestamps for x in TASKS)):
             raise UnsupportedError(
@@ -74,12 +74,12 @@ class WhisperTokens:
         )
 
     def instructions(self, language: str, task: str, timestamps: bool) -> list[int]:
-        """What follows `start`: language, task, and whether to tell times."""
+        """The tokens after `start`: language, task, and <|notimestamps|> unless timestamps are wanted."""
         ids = [*([self.languages[language]] if self.languages else []), *([self.tasks[task]] if self.tasks else [])]
         return ids if timestamps or self.no_timestamps is None else [*ids, self.no_timestamps]
 
     def check(self, language: str | None, task: str, timestamps: bool) -> None:
-        """Raises ValueError for a language or task that is not known, UnsupportedError for one this model lacks."""
+        """ValueError: an unknown language or task. UnsupportedError: one that this model lacks."""
         if task not in TASKS:
             raise ValueError(unknown("task", task, TASKS))
         if language is not None and language not in LANGUAGES:
@@ -91,18 +91,18 @@ class WhisperTokens:
 
     @property
     def known(self) -> list[str]:
-        """Codes of the languages it knows."""
+        """Codes of the model's languages."""
         return list(self.languages) or ["en"]
 
     @cached_property
     def blank(self) -> list[int]:
-        """Tokens that a text must not begin with: a lone space."""
+        """The tokens of a lone space, with which a text must not begin."""
         return self.tokenizer.encode(" ", add_special_tokens=False)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, without times and controls."""
+        """The text of tokens, without timestamps and control tokens."""
         return self.tokenizer.decode([token for token in tokens if token < self.end])
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; what looks like a control in it is text."""
+        """The ids of a text; names of control tokens in it are plain text."""
         return self.tokenizer.encode(text, add_special_tokens=False, parse_special=False)

@@ -1,4 +1,4 @@
-"""WAV files of plain samples, read without a library: whole numbers of 8 to 32 bits, floats of 32 and 64."""
+"""WAV files with uncompressed samples, read without a library: integers of 8 to 32 bits, floats of 32 and 64."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 Content = bytes | mmap.mmap
 Frames = NDArray[np.float32]
 
-UNKNOWN_LENGTH = 0x7FFFF000  # a stream's header, written before the length was known, says this and more, or 0
-_WHOLE, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE  # what a format chunk calls its samples
+UNKNOWN_LENGTH = 0x7FFFF000  # headers of streams, written before the length is known, say this or more, or 0
+_WHOLE, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE  # format codes of samples
 _FORMATS = {(_WHOLE, 8), (_WHOLE, 16), (_WHOLE, 24), (_WHOLE, 32), (_FLOAT, 32), (_FLOAT, 64)}
 
 
 @dataclass(frozen=True)
 class Wav:
-    """A WAV file whose samples are plain.
+    """A WAV file with uncompressed samples.
 
     Attributes:
-        rate: Hz. channels, bits: of a frame.
-        start, n_frames: byte at which they begin, and how many are in the file.
-        n_announced: how many the header promises; n_frames where it does not know.
+        rate: Hz. channels; bits: of a sample.
+        start, n_frames: first byte of the samples, and frames in the file.
+        n_announced: frames according to the header; n_frames if that does not know.
     """
 
     data: Content
@@ -38,7 +38,7 @@ class Wav:
 
     @classmethod
     def of(cls, data: Content) -> Wav | None:
-        """None of what is no WAV file, or one whose samples need a decoder."""
+        """Parse a header. None: not a WAV file, or its samples are compressed."""
         if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
             return None
         chunks = _chunks(data)
@@ -47,7 +47,7 @@ class Wav:
             return None
         fields = [int.from_bytes(data[begin + at : begin + to], "little") for at, to in _FIELDS]
         code, channels, rate, frame, bits = fields
-        if code == _EXTENSIBLE and length >= 26:  # what it is stands first in its GUID
+        if code == _EXTENSIBLE and length >= 26:  # the real code is the beginning of a GUID
             code = int.from_bytes(data[begin + 24 : begin + 26], "little")
         if (code, bits) not in _FORMATS or not rate or not channels or frame != channels * bits // 8:
             return None
@@ -59,7 +59,7 @@ class Wav:
         return cls(data, rate, channels, bits, code == _FLOAT, start, n_frames, n_announced)
 
     def blocks(self, n_samples: int) -> Iterator[Frames]:
-        """Its samples, float32 (frames, channels), full scale 1: of all channels so many at once, or one frame."""
+        """The samples, float32 (frames, channels), full scale 1, about n_samples of all channels at once."""
         width, n_frames = self.channels * self.bits // 8, max(n_samples // self.channels, 1)
         for at in range(0, self.n_frames, n_frames):
             count = min(n_frames, self.n_frames - at)
@@ -69,7 +69,7 @@ class Wav:
     def _decoded(self, data: bytes) -> Frames:
         if self.is_float:
             return np.frombuffer(data, f"<f{self.bits // 8}").astype(np.float32)
-        if self.bits == 8:  # unsigned: silent at 128
+        if self.bits == 8:  # unsigned: 128 is zero
             return (np.frombuffer(data, np.uint8).astype(np.float32) - 128.0) / 128.0
         if self.bits == 24:  # the upper three bytes of a 32-bit number
             wide = np.zeros((len(data) // 3, 4), np.uint8)
@@ -79,17 +79,17 @@ class Wav:
         return np.frombuffer(data, f"<i{size // 8}").astype(np.float32) / np.float32(2.0 ** (size - 1))
 
 
-# Of a format chunk: code, channels, rate, bytes of a frame, bits of a sample.
+# Byte ranges in a format chunk: code, channels, rate, bytes of a frame, bits of a sample.
 _FIELDS = ((0, 2), (2, 4), (4, 8), (12, 14), (14, 16))
 
 
 def _ends_with_the_file(data: Content) -> bool:
-    """Whether a header knows the length of the file, which that of a stream does not."""
+    """Whether the header has the right length of the file; that of a stream has not."""
     return 8 + int.from_bytes(data[4:8], "little") == len(data)
 
 
 def _chunks(data: Content) -> dict[bytes, tuple[int, int]]:
-    """Where the content of each chunk begins, and the bytes that its header promises; the first of each name."""
+    """Start and length (according to the header) of each chunk's content, up to the samples; the first of each name."""
     found: dict[bytes, tuple[int, int]] = {}
     at = 12
     while at + 8 <= len(data) and b"data" not in found:

@@ -1,4 +1,4 @@
-"""Whisper on one sound of any length: windows, temperatures, language, previous text."""
+"""Whisper on one sound of any length: windows, temperature fallback, language detection, previous text."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ Told = Callable[[Segment], object]
 
 
 class SpeechEngine(Engine, Aligner, Protocol):
-    """What Whisper needs of core.Engine."""
+    """The methods of core.Engine that Whisper needs."""
 
 
 @dataclass(frozen=True)
 class WhisperModel:
-    """What a Whisper model file says of itself.
+    """The parameters in a Whisper model's file.
 
     Attributes:
-        n_mels: channels of the spectrogram. n_frames: mel frames of a window, 30 s but for toys.
-        n_ctx: tokens a sequence may hold. n_vocab: width of a row of logits.
-        suppress, begin_suppress: ids that are never said, or not first; None: the file does not say.
-        heads: (layer, head) of the decoder's attention that follows the sound.
+        n_mels: channels of the spectrogram. n_frames: mel frames of a window, 30 s in real models.
+        n_ctx: tokens that a sequence may hold. n_vocab: width of the logits.
+        suppress, begin_suppress: ids that never come, or not first; None: the file does not say.
+        heads: alignment heads of the decoder's cross-attention, (layer, head).
     """
 
     tokens: WhisperTokens
@@ -64,7 +64,7 @@ class WhisperModel:
 
 @dataclass(frozen=True)
 class Decoded:
-    """One window. no_speech: probability of silence; probabilities: of each token."""
+    """A decoded window. no_speech: probability of silence; probabilities: of each token."""
 
     tokens: tuple[int, ...]
     text: str
@@ -77,11 +77,11 @@ class Decoded:
 
 @dataclass
 class Whisper:
-    """One sound under way.
+    """The transcription of one sound.
 
     Args:
-        heard: told the seconds of the sound that are done. told: called with each segment, in order.
-        seed: of what is decoded by chance.
+        heard: called with the seconds of sound that are done. told: called with each segment, in order.
+        seed: for sampling.
     """
 
     engine: SpeechEngine
@@ -94,7 +94,7 @@ class Whisper:
     language_probability: float = field(init=False)
     _segments: list[Segment] = field(default_factory=list)
     _previous: list[int] = field(default_factory=list)
-    _spoken_until: float = 0.0  # seconds: the end of the last word
+    _spoken_until: float = 0.0  # end of the last word, seconds
 
     def __post_init__(self) -> None:
         tokens = self.model.tokens
@@ -115,7 +115,7 @@ class Whisper:
         )
 
     def _suppressed(self) -> Sequence[int]:
-        """What never comes: the file's list, the user's, or with -1 among these both."""
+        """Ids that never come: the file's list, or the user's; the user's may include the file's by -1."""
         asked = self.options.suppress_tokens
         if asked is None:
             return self.model.suppress
@@ -123,8 +123,8 @@ class Whisper:
         return [*named, *self.model.suppress] if len(named) < len(asked) else named
 
     def transcribe(self, samples: Samples, prepared: Mel | None = None) -> Task[list[Segment]]:
-        """The segments of a sound, samples (n,) at 16 kHz: each window begins where the one before was done. prepared:
-        what prepare() has made of them."""
+        """Transcribe samples (n,) at 16 kHz. Each window begins where the previous one was done. prepared: what
+        prepare(samples) returned, if it was called already."""
         mel, window = self.prepare(samples) if prepared is None else prepared, self.model.n_frames
         for seek, end in self._clips(samples):
             while seek < end:
@@ -133,12 +133,12 @@ class Whisper:
         return self._segments
 
     def prepare(self, samples: Samples) -> Mel:
-        """What windows of a sound hear of it."""
+        """The log-mel spectrogram, with a window of silence after the sound."""
         return log_mel(samples, self.model.n_mels, padding=self.model.n_frames * HOP)
 
     def windows(self, samples: Samples, cuts: Sequence[int]) -> list[Span]:
-        """A sound cut into windows that may be heard in any order, [start, end) samples, in pauses or where silence was
-        taken out."""
+        """Cut a sound into windows that can be transcribed in any order, [start, end) in samples: at pauses, or where
+        silence was removed."""
         longest = self.model.n_frames * HOP
         found = []
         for start, end in ((HOP * first, HOP * last) for first, last in self._clips(samples)):
@@ -148,12 +148,12 @@ class Whisper:
         return found
 
     def window(self, mel: Mel, start: int, end: int) -> Task[list[Segment]]:
-        """The segments of one of these windows, of a sound that prepare() has seen."""
+        """Transcribe one window of windows(). mel: of the whole sound, from prepare()."""
         yield from self._hear(mel, start // HOP, (end - start) // HOP, alone=True)
         return self._segments
 
     def detect(self, samples: Samples) -> Task[dict[str, float]]:
-        """How likely each language is in the first window of a sound, the likeliest first; that is its language."""
+        """Detect the language from the first window of a sound: probabilities, most likely first."""
         sequence, mel = self.engine.new_sequence(), log_mel(samples, self.model.n_mels)[: self.model.n_frames]
         try:
             yield Encode(sequence, _padded(mel, self.model.n_frames))
@@ -162,8 +162,8 @@ class Whisper:
             self.engine.free_sequence(sequence)
 
     def _detect(self, sequence: int) -> Task[dict[str, float]]:
-        """The same of the window that a sequence has heard: softmax over the language tokens after
-        <|startoftranscript|>."""
+        """The same for an encoded window: softmax over the language tokens after <|startoftranscript|>. It sets
+        `language`."""
         languages = self.model.tokens.languages
         row = (yield Append([(sequence, [self.model.tokens.start])]))[0]
         self.engine.truncate(sequence, 0)
@@ -174,12 +174,12 @@ class Whisper:
         return found
 
     def _clips(self, samples: Samples) -> list[tuple[int, int]]:
-        """What is to be heard of a sound, in mel frames."""
+        """The clips to transcribe, in mel frames."""
         clips = self.options.clips(len(samples) // HOP / FRAMES_PER_SECOND)
         return [(round(start * FRAMES_PER_SECOND), round(end * FRAMES_PER_SECOND)) for start, end in clips]
 
     def _hear(self, mel: Mel, seek: int, size: int, alone: bool = False) -> Task[int]:
-        """Add the segments of a window of so many mel frames; returns those that are done. alone: all are."""
+        """Transcribe `size` mel frames and add the segments; returns the frames done. alone: that is all of them."""
         sequence = self.engine.new_sequence()
         try:
             yield Encode(sequence, _padded(mel[seek : seek + size], self.model.n_frames))
@@ -191,7 +191,7 @@ class Whisper:
             self.engine.free_sequence(sequence)
 
     def _decode(self, sequence: int) -> Task[Decoded]:
-        """Decode a window, with rising temperature while the thresholds call it a failure."""
+        """Decode a window, with rising temperature while the thresholds reject the result."""
         options, tokens = self.options, self.model.tokens
         room = self.model.n_ctx // 2
         prompt = [tokens.start]
@@ -220,8 +220,8 @@ class Whisper:
         return decoded
 
     def _restore(self, sequence: int, prompt: Sequence[int], rest: Sequence[int], temperature: float) -> Task[None]:
-        """Takes a sequence back to its prompt after a search, which was at this temperature: several texts at once had
-        its rows."""
+        """Reset a sequence to its prompt after a search at this temperature. If several texts were decoded at once they
+        took its rows, so that the prompt is computed again."""
         if self._width(temperature) == 1:
             self.engine.truncate(sequence, len(prompt) + len(rest))
             return
@@ -231,16 +231,16 @@ class Whisper:
                 yield Append([(sequence, part)])
 
     def _width(self, temperature: float) -> int:
-        """How many texts of a window are decoded at once."""
+        """How many texts of a window are decoded at once at this temperature."""
         return self.options.best_of if temperature else self.options.num_beams
 
     def _given(self, room: int) -> list[int]:
-        """What the first window's text begins with, so many tokens at most: a time, and the prefix."""
+        """The given beginning of the first window's text, at most `room` tokens: <|0.00|> and the prefix."""
         given = [*([] if self._times is None else [self._times]), *self._prefix]
         return given[: max(room, 0)] if self._prefix else []
 
     def _search(self, sequence: int, row: Logits, temperature: float, limit: int, rules: _After) -> Task[Hypothesis]:
-        """The likeliest text of a window: greedy or by beams at temperature 0, the best of some random ones above."""
+        """Decode a window's text: greedy or beam search at temperature 0, else the best of best_of samples."""
         options, ends = self.options, frozenset({self.model.tokens.end})
         if temperature == 0.0 and self._width(temperature) > 1:
             found = yield from beam_search(
@@ -254,7 +254,7 @@ class Whisper:
         forks: list[int] = []
         try:
             forks += [self.engine.fork(sequence) for _ in samplers]
-            self.engine.truncate(sequence, 0)  # so many sequences have room, and not one more
+            self.engine.truncate(sequence, 0)  # the cache has room for the forks only
             found = yield from together(
                 [
                     follow(fork, row.copy(), rules, sampler, ends, limit)
@@ -267,21 +267,21 @@ class Whisper:
         return max(found, key=lambda one: one.score(options.length_penalty))
 
     def _sampler(self, temperature: float) -> core.Sampler:
-        """Of the whole distribution; each one has a seed of its own."""
+        """A sampler of the whole distribution, with a seed of its own."""
         if temperature == 0.0:
             return core.Sampler(temperature=0.0)
         self.seed = random.Random(self.seed).getrandbits(62)
         return core.Sampler(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=self.seed)
 
     def _judged(self, found: Hypothesis, prefix: Sequence[int], temperature: float, silence: float) -> Decoded:
-        """A window from what was found after the prefix, which is certain."""
+        """The decoded window: the given prefix, whose probabilities are 1, and what was found."""
         tokens = (*prefix, *found.tokens)
         text = self.model.tokens.text(tokens).strip()
         probabilities = (*(1.0 for _ in prefix), *(float(np.exp(one)) for one in found.logprobs[: len(found.tokens)]))
         return Decoded(tokens, text, temperature, found.score(), silence, compression_ratio(text), probabilities)
 
     def _failed(self, decoded: Decoded) -> bool:
-        """Whether to try again: the text repeats itself, or is unlikely, unless it is unlikely because of silence."""
+        """Whether to try again: the text is repetitive, or unlikely (unless because of silence)."""
         options = self.options
         unlikely = options.logprob_threshold is not None and decoded.avg_logprob < options.logprob_threshold
         if unlikely and options.no_speech_threshold is not None and decoded.no_speech > options.no_speech_threshold:
@@ -325,7 +325,7 @@ class Whisper:
         offset: float,
         size: int,
     ) -> list[tuple[Word, ...]]:
-        """The words of each part; nothing where they were not asked for."""
+        """The words of each part; empty if word_timestamps is off."""
         if not self.options.word_timestamps:
             return []
         tokens = self.model.tokens
@@ -352,7 +352,7 @@ class Whisper:
 
 @dataclass(frozen=True)
 class _After:
-    """Rules for what follows tokens that are given."""
+    """The rules for tokens after a given beginning."""
 
     rules: WhisperRules
     given: Sequence[int]
@@ -365,5 +365,5 @@ class _After:
 
 
 def _padded(mel: Mel, n_frames: int) -> Mel:
-    """A window of full length: nothing is heard in what is missing."""
+    """A window padded with zeros to full length."""
     return np.ascontiguousarray(np.pad(mel, ((0, n_frames - len(mel)), (0, 0))))

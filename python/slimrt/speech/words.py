@@ -1,4 +1,4 @@
-"""When each word was spoken: Whisper's cross-attention, aligned by dynamic time warping."""
+"""Times of words: Whisper's cross-attention, aligned by dynamic time warping."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from slimrt.speech.rules import SECONDS_PER_TIME
 from slimrt.speech.vocabulary import WhisperTokens
 
 Weights = NDArray[np.float32]
-_FILTER = 7  # width of the median filter over time, in rows of the encoder
-_WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")  # languages that write no spaces between words
+_FILTER = 7  # width of the median filter over time, in encoder positions of 20 ms
+_WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")  # languages written without spaces between words
 _OPENING = "\"'“¿([{-"  # belong to the word after them
 _CLOSING = "\"'.。,，!！?？:：”)]}、"  # belong to the word before them
 
 
 class Aligner(Protocol):
-    """What alignment needs of core.Engine."""
+    """The methods of core.Engine that alignment needs."""
 
     def truncate(self, sequence: int, length: int) -> None: ...
     def alignment(self, sequence: int, tokens: NDArray[np.int32], heads: Sequence[tuple[int, int]]) -> Weights: ...
@@ -32,7 +32,7 @@ class Aligner(Protocol):
 
 @dataclass(frozen=True)
 class Spoken:
-    """A word with its tokens; times in seconds from the beginning of the window."""
+    """A word with its tokens; times in seconds from the start of the window."""
 
     word: Word
     tokens: tuple[int, ...]
@@ -49,15 +49,15 @@ def spoken_words(
     probabilities: Sequence[float],
     n_frames: int,
 ) -> tuple[list[Spoken], float]:
-    """The words of a window, and how long they usually last, in seconds.
+    """The words of a window, and their usual duration in seconds.
 
-    The text is forced through the decoder; the attention of `heads`, which follow the sound, is normalised over the
-    tokens, filtered by a median over time and averaged; the cheapest monotonic path through it gives the time of each
-    token (Radford et al.'s published method).
+    The text is fed through the decoder; the cross-attention of the alignment heads is normalised over the tokens,
+    median-filtered over time and averaged; the cheapest monotonic path through it gives the time of each token (the
+    method published with Radford et al.).
 
     Args:
-        sequence: whose source is the window; left empty.
-        text: ids of the text, times and controls left out; probabilities: of each.
+        sequence: has the encoded window; it is left empty.
+        text: ids without timestamps and control tokens; probabilities: of each.
         n_frames: mel frames of sound in the window.
     """
     if not text:
@@ -82,14 +82,14 @@ def spoken_words(
 
 
 def token_times(weights: Weights, first: int, count: int) -> NDArray[np.int64]:
-    """The row of the source at which each token begins, (count,).
+    """The encoder position at which each token begins, (count,).
 
     Args:
-        weights: of heads over tokens and source rows, (heads, tokens, rows), softmax over all rows of the encoder.
-        first: the token that predicts the first one asked for; count: tokens asked for.
+        weights: cross-attention after softmax over all encoder positions, (heads, tokens, positions with sound).
+        first: index of the token that predicts the first one asked for; count: tokens asked for.
     """
     share = weights.astype(np.float64)
-    share /= np.maximum(share.sum(axis=2, keepdims=True), 1e-30)  # the softmax over the rows that hold sound
+    share /= np.maximum(share.sum(axis=2, keepdims=True), 1e-30)  # renormalised over the positions with sound
     share -= share.mean(axis=1, keepdims=True)
     share /= np.maximum(share.std(axis=1, keepdims=True), 1e-30)
     matrix = median_filter(share, _FILTER).mean(axis=0)[first : first + count]
@@ -99,7 +99,7 @@ def token_times(weights: Weights, first: int, count: int) -> NDArray[np.int64]:
 
 
 def median_filter(x: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """Median of `width` neighbours along the last axis, mirrored at its ends; x itself where that is too short."""
+    """Median of `width` neighbours along the last axis, mirrored at its ends; x unchanged if that is too short."""
     half = width // 2
     if x.shape[-1] <= half:
         return x
@@ -108,16 +108,17 @@ def median_filter(x: NDArray[np.float64], width: int) -> NDArray[np.float64]:
 
 
 def warp(cost: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The cheapest path from the first to the last cell of cost (n, m) by steps down, right, or both.
+    """Dynamic time warping: the cheapest path from the first to the last cell of cost (n, m), by steps down, right, or
+    diagonal.
 
     Returns:
-        the row and column of each cell on it. Diagonals of the table are computed at once: they depend on earlier ones
-        only.
+        Row and column of each cell on it. The table is computed by antidiagonals, each of which depends only on
+        earlier ones, at once.
     """
     n, m = cost.shape
     total = np.full((n + 1, m + 1), np.inf)
     total[0, 0] = 0.0
-    step = np.zeros((n + 1, m + 1), np.int8)  # 0: both, 1: down, 2: right
+    step = np.zeros((n + 1, m + 1), np.int8)  # 0: diagonal, 1: down, 2: right
     for diagonal in range(2, n + m + 1):
         i = np.arange(max(1, diagonal - m), min(n, diagonal - 1) + 1)
         j = diagonal - i
@@ -135,8 +136,8 @@ def warp(cost: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 
 def split_words(tokens: WhisperTokens, text: Sequence[int], language: str) -> list[tuple[str, list[int]]]:
-    """Tokens grouped to words; every token is in one. A group is whole characters; where spaces part words, a group
-    that begins with neither a space nor punctuation continues the word before."""
+    """Group tokens into words; each token is in one. A group has whole characters; in languages with spaces a group
+    that begins with neither a space nor punctuation continues the previous word."""
     groups: list[tuple[str, list[int]]] = []
     held: list[int] = []
     for id in text:
@@ -159,7 +160,7 @@ def split_words(tokens: WhisperTokens, text: Sequence[int], language: str) -> li
 
 
 def merge_punctuation(words: Sequence[Spoken]) -> list[Spoken]:
-    """Opening marks become part of the word after them, closing ones of the word before them; times stay the word's."""
+    """Merge opening marks into the next word and closing marks into the previous one; the word's times are kept."""
     merged: list[Spoken] = []
     opening: list[Spoken] = []
     for spoken in words:
