@@ -1,4 +1,4 @@
-"""The slimrt command: one file a verb."""
+"""The slimrt command: one module for each verb."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
     try:
-        from slimrt.cli import command  # here, so that Ctrl-C while modules are imported ends without a traceback too
+        from slimrt.cli import command  # imported here, so that Ctrl-C during imports prints no traceback either
 
         return command.main(argv)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""slimrt bench: how fast a model prefills and decodes here, at depths and in cache modes of one's choice."""
+"""slimrt bench: prefill and decode speed on this machine, at chosen depths and in chosen cache modes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from slimrt.plumbing.files import check_target
 from slimrt.runtime.kinds import continues_texts
 from slimrt.runtime.runtime import Runtime, load
 
-_BASE = 512  # tokens computed for a depth; a longer one repeats their rows
+_BASE = 512  # tokens really computed to fill a depth; greater depths repeat their rows
 _FORMATS = ("md", "csv", "json")
-_READ_MIB = 256  # far more than any cache
+_READ_MIB = 256  # read to measure the memory bandwidth: far more than any CPU cache
 
 
 def add_flags(flags: Flags) -> None:
@@ -88,16 +88,17 @@ def run(args: argparse.Namespace) -> int:
         with progress.bar(progress.wanted(show_progress(args)), bench.turns(depths), "bench", " turn") as update:
             for depth in depths:
                 bench.measure(depth, update)
-    except KeyboardInterrupt:  # what there is is worth showing
+    except KeyboardInterrupt:  # show the results so far
         code = 130
-    if any(result.tok_s for result in bench.results):  # else the end came before the first figure
+    if any(result.tok_s for result in bench.results):  # else it was interrupted before the first result
         write_out(args.output, _text(bench, form))
     return code
 
 
 @dataclass
 class Result:
-    """One test of one cache at one depth: a figure a repetition. tok_s; read_gb_s: the pure read, measured after it."""
+    """One test of one cache at one depth; lists have one value for each repetition. read_gb_s: the memory bandwidth,
+    measured after each."""
 
     cache: str
     type: str
@@ -109,7 +110,7 @@ class Result:
     read_gb_s: list[float] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
-        """What the outputs show; gb_s and its share of the read bandwidth only of a decode, deviation of several."""
+        """The values to output; gb_s and read_share for decode only, deviation for several repetitions only."""
         mean, read = statistics.fmean(self.tok_s), statistics.fmean(self.read_gb_s)
         gb_s = None if self.bytes_per_step is None else self.bytes_per_step * mean / 1e9
         return {
@@ -128,7 +129,7 @@ class Result:
 
 
 class Bench:
-    """The caches that are compared, all loaded, and what was measured so far."""
+    """The caches to compare, all loaded, and the results so far."""
 
     def __init__(self, args: argparse.Namespace, source: ModelSource, n_ctx: int):
         self.source = source
@@ -141,7 +142,7 @@ class Bench:
         self._random = np.random.default_rng(0)
 
     def load(self, choices: list[CacheChoice]) -> None:
-        """All at once, so that they can take turns. WontFitError: they do not fit together."""
+        """Load all caches at once, so that they can take turns. WontFitError: they do not fit together."""
         args = self._args
         planner = Planner.of(self.source, args.memory_limit, 1, args.batch_size or 512, args.threads, args.device)
         planner = placed(planner, choices, self.n_ctx)
@@ -167,7 +168,7 @@ class Bench:
         return len(depths) * len(self._loaded) * int(self._args.repetitions)
 
     def measure(self, depth: int, update: progress.Update) -> None:
-        """All tests of all caches at one depth, repetition by repetition."""
+        """Run all tests of all caches at one depth; the caches take turns in each repetition."""
         args = self._args
         turns = [
             (runtime, self._fill(runtime, depth), self._tests(choice, runtime, depth))
@@ -199,11 +200,11 @@ class Bench:
         return tests
 
     def _step_bytes(self, choice: CacheChoice, depth: int) -> float:
-        """What a decode step reads, on the average of a test: the weights, and the rows that attention looks at.
+        """Bytes that a decode step reads, averaged over a test: the weights, and the rows that attention reads.
 
-        The first token of an empty sequence, which reads other weights in the modes that fold, counts as the others do.
+        The first token of an empty sequence, which reads other weights in folded modes, is counted like the others.
         """
-        # a context of 1: of the RoPE table, which grows with it, a step reads a row
+        # n_ctx=1: a step reads one row of the RoPE table, whose size grows with the context
         memory = core.plan(self.source.file, n_ctx=1, **choice.arguments(self.source))
         file = self.source.file
         tensors, architecture = file.tensors(), self.info["architecture"]
@@ -219,14 +220,14 @@ class Bench:
         return float(weights + rows * memory["cache_bytes_per_token"])
 
     def _fill(self, runtime: Runtime, depth: int) -> int:
-        """A sequence of so many tokens; afterwards every weight was touched once."""
+        """A new sequence of `depth` tokens. It also touches all weights once."""
         with runtime.use() as engine:
             sequence = engine.new_sequence()
             self._lengthen(engine, sequence, depth)
         return sequence
 
     def _lengthen(self, engine: core.Engine, sequence: int, depth: int) -> None:
-        """An empty sequence to so many tokens."""
+        """Extend an empty sequence to `depth` tokens."""
         if base := min(depth, _BASE):
             engine.append([(sequence, self._tokens(base))])
         if depth > base:
@@ -237,7 +238,7 @@ class Bench:
         engine.truncate(sequence, depth)
 
     def _time(self, runtime: Runtime, sequence: int, result: Result) -> float:
-        """tok/s of one repetition; the sequence is as long as before afterwards."""
+        """Tokens per second of one repetition; the sequence has its previous length afterwards."""
         tokens = self._tokens(result.tokens)
         items = [tokens] if result.test == "prefill" else np.split(tokens, len(tokens))
         with runtime.use() as engine:
@@ -245,7 +246,7 @@ class Bench:
             for item in items:
                 engine.append([(sequence, item)])
             seconds = time.perf_counter() - start
-            again = not engine.can_truncate(sequence, result.depth)  # rows behind a window are gone
+            again = not engine.can_truncate(sequence, result.depth)  # a sliding window has dropped rows
             engine.truncate(sequence, 0 if again else result.depth)
             if again:
                 self._lengthen(engine, sequence, result.depth)
@@ -256,7 +257,7 @@ class Bench:
 
 
 def _idle_experts(file: core.GgufFile, architecture: str) -> int:
-    """Bytes of the experts that one token does not take; 0 of a model without."""
+    """Bytes of the experts that one token does not use; 0 without experts."""
     if f"{architecture}.expert_count" not in file.keys():
         return 0
     experts = int(file.value(f"{architecture}.expert_count"))
@@ -265,10 +266,10 @@ def _idle_experts(file: core.GgufFile, architecture: str) -> int:
 
 
 def _prefill_only(source: ModelSource, file: core.GgufFile, info: core.Plan, layer: int) -> float:
-    """Bytes of a layer's weights that decoding does not read. info: of core.plan."""
+    """Bytes of a layer's weights that decoding does not read. info: from core.plan."""
     kv_width, q_width = info["n_kv_heads"] * info["head_dim"], info["n_heads"] * info["head_dim"]
     mode = source.modes()[info["layers"][layer]["mode"]]
-    folded = {fold.suffix: 4 * fold.rows * fold.cols for fold in mode.folds}  # float32, where not in the file
+    folded = {fold.suffix: 4 * fold.rows * fold.cols for fold in mode.folds}  # float32, if not stored in the file
     tensors, fused, size = file.tensors(), f"blk.{layer}.attn_qkv.weight", 0.0
     for suffix in (one.suffix for one in mode.unread):
         if f"blk.{layer}.{suffix}" in tensors:
@@ -291,12 +292,12 @@ def _depths(args: argparse.Namespace) -> list[int]:
 
 
 def _choices(args: argparse.Namespace) -> list[CacheChoice]:
-    """The caches of --compare, else the one of --cache."""
+    """The caches to measure: of --compare, else of --cache."""
     return [CacheChoice.of(**cache_arguments(args))] if args.compare is None else caches_to_compare(args)
 
 
 def _context(args: argparse.Namespace, depth: int) -> int:
-    """The context for the largest depth, in whole blocks. ValueError: --ctx is smaller."""
+    """The context needed for the largest depth, in whole blocks. ValueError: --ctx is smaller."""
     needed = depth + max(args.n_prompt, args.n_gen, 1)
     if args.ctx is not None and args.ctx < needed:
         raise ValueError(

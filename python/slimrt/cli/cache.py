@@ -1,4 +1,4 @@
-"""slimrt cache: what slimrt keeps on the disk, and removing it."""
+"""slimrt cache: list or remove the files that slimrt keeps on disk."""
 
 from __future__ import annotations
 
@@ -93,6 +93,6 @@ def _as_data(found: Sequence[Kept]) -> list[dict[str, Any]]:
 
 
 def _age(seconds: float) -> str:
-    """For people: "3 days"."""
+    """An age such as "3 days"."""
     size, unit = next((size, unit) for least, size, unit in _AGES if seconds >= least or size == 1)
     return f"{max(seconds, 0) // size:.0f} {unit}"

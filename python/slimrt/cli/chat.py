@@ -1,4 +1,4 @@
-"""slimrt chat: a conversation in the terminal, or over a pipe, a message a line."""
+"""slimrt chat: a conversation in the terminal, or with one message a line over a pipe."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_flags(flags: Flags) -> None:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The object that a JSON text writes, for argparse."""
+    """A JSON object, for argparse."""
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -71,14 +71,14 @@ def run(args: argparse.Namespace) -> int:
             return 0
         try:
             _converse(conversation, Reader(interactive))
-        except BaseException:  # Ctrl-C and signals too
+        except BaseException:  # also Ctrl-C and signals
             conversation.rescue()
             raise
     return 0
 
 
 def _one_message(args: argparse.Namespace) -> str | None:
-    """The message of -p or -f; None: there will be a conversation."""
+    """The message given with -p or -f; None: a conversation."""
     if args.prompt is not None and args.file is not None:
         args.usage_error("give -p or -f, not both")
     if args.prompt is None and args.file is None:
@@ -91,7 +91,7 @@ def _one_message(args: argparse.Namespace) -> str | None:
 
 
 def _check_save(args: argparse.Namespace) -> None:
-    """Raises OSError where --save cannot write, or would replace what is not being gone on with."""
+    """OSError: --save cannot be written, or would replace a file other than that of --load."""
     target = Path(args.save)
     check_target(target)
     if target.exists() and not (args.load and target.samefile(args.load)):
@@ -99,8 +99,8 @@ def _check_save(args: argparse.Namespace) -> None:
 
 
 def _try_template(args: argparse.Namespace, source: ModelSource) -> None:
-    """Raises what the template does at a first message, before the model is loaded. It also imports jinja2 now, and not
-    at that message, where Ctrl-C might strike in the middle of it."""
+    """Render a first message before the model is loaded, so that errors of the template come early. This also imports
+    jinja2, an import which Ctrl-C would else interrupt at the first message."""
     from slimrt.tokenizer.chat import render_chat_text
 
     system = [{"role": "system", "content": args.system}] if args.system else []
@@ -113,7 +113,7 @@ def _try_template(args: argparse.Namespace, source: ModelSource) -> None:
 
 
 def _converse(conversation: Conversation, reader: Reader) -> None:
-    """Answer until the end of the input or /exit. At a terminal nothing but these ends it: not Ctrl-C, no error."""
+    """Answer until the end of the input or /exit. In a terminal neither Ctrl-C nor errors end the conversation."""
     commands = Commands(conversation)
     if reader.interactive:
         note(conversation.args, HINT)
@@ -129,7 +129,7 @@ def _converse(conversation: Conversation, reader: Reader) -> None:
 
 
 def _react(conversation: Conversation, commands: Commands, entered: Entered) -> bool:
-    """Answer a message, or do what a command says; False: it ends the conversation."""
+    """Answer a message, or execute a command. False: the conversation ends."""
     try:
         if entered.command:
             return commands.obey(entered.text)

@@ -1,4 +1,4 @@
-"""The commands of slimrt chat: lines that begin with /."""
+"""The commands of slimrt chat: lines that begin with a slash."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ALIASES = {"temp": "temperature", "n": "max_tokens", "n_predict": "max_tokens",
 
 @dataclass(frozen=True)
 class Command:
-    """Its argument as /help names it (in brackets: may be missing; empty: none), what it does, and the doing."""
+    """argument: as shown by /help (in brackets: optional; empty: none); help: what it does; do: executes it."""
 
     argument: str
     help: str
@@ -27,7 +27,7 @@ class Command:
 
 
 class Commands:
-    """What a line that begins with / does. Everything they say goes to stderr."""
+    """Executes commands. Their output goes to stderr."""
 
     def __init__(self, conversation: Conversation):
         self.conversation = conversation
@@ -43,11 +43,11 @@ class Commands:
         }
 
     def obey(self, line: str) -> bool:
-        """Do what a line says; False: it ends the conversation.
+        """Execute a line. False: it ends the conversation.
 
         Raises:
-            ValueError: there is no such command, or it has too much or too little after it.
-            Others as what it does.
+            ValueError: an unknown command, or one with a missing or superfluous argument.
+            Others: errors of the command.
         """
         name, _, argument = line.partition(" ")
         argument = argument.strip()
@@ -104,7 +104,7 @@ def _path(name: str) -> Path:
 
 
 def _value(text: str) -> Any:
-    """A number, a truth or a text; "none" is None."""
+    """A JSON value such as a number, or else the text itself; "none" is None."""
     if text.lower() in ("none", "null"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What is entered in a chat: messages of one line or several, and commands."""
+"""The input of a chat: messages of one or several lines, and commands."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ _QUOTES = '"""'
 
 @dataclass(frozen=True)
 class Entered:
-    """A message, or a command with what follows it."""
+    """A message, or a command with its argument."""
 
     text: str
     command: bool = False
 
 
 class Reader:
-    """Reads from a terminal, or from a pipe.
+    """Reads messages and commands from a terminal or a pipe.
 
-    A line is a message. One that begins with / is a command, with // a message that begins with /. A line that ends in
-    a backslash goes on in the next; what stands between triple quotes is one message, whatever is in it.
+    A line is a message. A line that begins with / is a command, with // a message that begins with /. A line that ends
+    with a backslash continues in the next one; text between triple quotes is one message, whatever it contains.
     """
 
     def __init__(self, interactive: bool):
         self.interactive = interactive
         if interactive:
-            import readline  # noqa: F401  gives input() its line editing
+            import readline  # noqa: F401  enables line editing in input()
 
     def read(self) -> Entered | None:
-        """The next message or command, or None at the end. Ctrl-C at a terminal clears the line.
+        """The next message or command, None at the end. In a terminal Ctrl-C discards the line.
 
         Raises:
-            ValueError: from a pipe, bytes that are not UTF-8, or triple quotes that are not closed.
-            KeyboardInterrupt: Ctrl-C, but not at a terminal.
+            ValueError: from a pipe: bytes that are not UTF-8, or unclosed triple quotes.
+            KeyboardInterrupt: Ctrl-C, outside a terminal.
         """
         try:
             return self._read()
@@ -80,7 +80,7 @@ class Reader:
         return "\n".join(lines).strip()
 
     def _line(self, prompt: str) -> str:
-        """One line without its end. Raises EOFError at the end."""
+        """A line without its line ending. EOFError: there is none."""
         if not self.interactive:
             line = sys.stdin.buffer.readline()
             if not line:
@@ -88,5 +88,5 @@ class Reader:
             return decode_text(line, "stdin").rstrip("\r\n")
         if sys.stdout.isatty():
             return input(prompt)
-        print(prompt, end="", file=sys.stderr, flush=True)  # input() would write it among the results
+        print(prompt, end="", file=sys.stderr, flush=True)  # input() would write the prompt to stdout
         return input()

@@ -1,4 +1,4 @@
-"""One command line: which verb, how it ends, and with which exit code."""
+"""Parsing and running a command line: verbs, signals, and exit codes."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             with heard(args.quiet):
                 return int(args.run(args))
         finally:
-            sys.stdout.flush()  # what a pipe or a disk does not take must be told now, not by the interpreter's exit
+            sys.stdout.flush()  # so that a full disk or closed pipe is an error here, not at the interpreter's exit
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `slimrt ... | head`: the reader has what it wanted
+    except BrokenPipeError:  # `slimrt ... | head`: the reader has closed the pipe
         return 141
     except Exception as error:
         if (args is not None and args.verbose >= 2) or os.environ.get("SLIMRT_DEBUG"):
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def whole_parser() -> Parser:
-    """The parser with all verbs and their flags, for what describes them: completion, man pages."""
+    """The parser with all verbs and their flags, for completion and man pages."""
     parser = _top()
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
     for name, verb in VERBS.items():
@@ -64,12 +64,12 @@ def whole_parser() -> Parser:
 
 
 def verb_parser(name: str) -> Parser:
-    """The parser of what follows a verb."""
+    """The parser of one verb's flags and arguments."""
     return _add_flags(Parser(prog=f"slimrt {name}", **_description(name)), name)
 
 
 def _read(words: Sequence[str]) -> argparse.Namespace:
-    """The command line, checked. SystemExit: it is wrong usage, or asks for help or the version."""
+    """Parse and check a command line. SystemExit: wrong usage, or --help or --version."""
     if words and words[0] in VERBS:
         parser = verb_parser(words[0])
         args = parser.read(words[1:])
@@ -87,7 +87,7 @@ def _read(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _no_verb(words: Sequence[str]) -> str:
-    """What is wrong with a command line that begins with no verb of ours."""
+    """The error message for a command line without a known verb."""
     if not words:
         return f"which verb? {', '.join(VERBS)} (slimrt --help says what for)"
     word = words[0]
@@ -114,7 +114,7 @@ def _description(name: str) -> dict[str, Any]:
 
 
 def _add_flags(parser: Parser, name: str) -> Parser:
-    """A verb's flags, out of its module, which is imported for that."""
+    """Import a verb's module, and add its flags."""
     from slimrt.cli.common import Flags
 
     module, flags = import_module(f"slimrt.cli.{name}"), Flags(parser)
@@ -133,7 +133,8 @@ class _Version(argparse.Action):
 
 
 def _prepare_streams() -> None:
-    """Gives a stream that the caller closed (`slimrt ... >&-`) the null device, and one that is not UTF-8 a '?'."""
+    """Replace streams that the caller closed (`slimrt ... >&-`) by the null device; and write what the encoding of an
+    output stream lacks as '?'."""
     sys.stdin = sys.stdin or open(os.devnull)
     sys.stdout = sys.stdout or open(os.devnull, "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
@@ -143,7 +144,7 @@ def _prepare_streams() -> None:
 
 
 def _drop_unwritten_output() -> None:
-    """Sends what stdout would not take to the null device, or the interpreter complains of it again when it exits."""
+    """Redirect stdout to the null device if it cannot be written: else the interpreter reports it again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -151,11 +152,11 @@ def _drop_unwritten_output() -> None:
 
 
 def _unwind_when_told_to_end() -> None:
-    """Lets SIGTERM and SIGHUP end the program as an exception does, so that no partial file stays behind."""
-    if threading.current_thread() is not threading.main_thread():  # only there can signals be handled
+    """Make SIGTERM and SIGHUP end the program by an exception, so that partial files are removed."""
+    if threading.current_thread() is not threading.main_thread():  # signal handlers can only be set there
         return
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # nohup's choice is kept
+        if signal.getsignal(number) == signal.SIG_DFL:  # unless ignored, as by nohup
             signal.signal(number, _end)
 
 

@@ -1,4 +1,4 @@
-"""What the verbs share: flags and their twins in the environment, tables, colours."""
+"""What the verbs share: flags and their environment variables, output, and error messages."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _LLAMA_TYPES = {
 
 
 class Flags(SamplingFlags):
-    """Adds the flags that verbs share."""
+    """Adds flags that several verbs have."""
 
     def output(self) -> None:
-        """The flags of every verb."""
+        """Flags of every verb."""
         self.group("what is said")
         self.add("--json", action="store_true", help="print the result as JSON")
         self.add("-v", "--verbose", action="count", default=0, help="say more on stderr; -vv: tracebacks too")
@@ -55,7 +55,7 @@ class Flags(SamplingFlags):
         self.add("--no-progress", action="store_true", help="no progress bars")
 
     def model(self) -> None:
-        """Which model; what follows is the verb's own."""
+        """Flags that name the model; begins the group of the verb's own flags."""
         self.parser.add_argument("positional", metavar="MODEL", nargs="?", help="a GGUF file, Hugging Face "
                                  "directory, whisper.cpp's ggml-*.bin, or ORG/REPO[:FILE or TYPE]")  # fmt: skip
         self.group("model")
@@ -67,14 +67,14 @@ class Flags(SamplingFlags):
         self.group("what is done")
 
     def draft(self) -> None:
-        """A model that guesses for the one that is named."""
+        """The flag for a draft model."""
         self.add("-md", "--draft-model", "--model-draft", dest="draft_model", metavar="MODEL", help="a smaller model "
                  "with the same tokenizer, which guesses what comes: several tokens are checked at once where that "
                  "pays; self: the model itself, from few rows of long texts")  # fmt: skip
 
     def engine(self, *, encoder: bool = False, several: bool = False) -> None:
-        """What a model is loaded, or planned, with. encoder: --help tells of models with one. several: for several
-        texts at once."""
+        """Flags for loading or planning a model. encoder: show those for encoders in --help. several: several texts are
+        processed at once."""
         shown = None if encoder else argparse.SUPPRESS
         self.checks.append(check_cache_flags)
         self.group("machine and memory")
@@ -145,7 +145,7 @@ class Flags(SamplingFlags):
 
 
 def check_cache_flags(args: argparse.Namespace) -> None:
-    """Wrong usage where the flags of engine() do not go together, whatever the model."""
+    """Refuse as wrong usage combinations of engine() flags that are wrong for every model."""
     native_types(args)
     _check_said_twice(args)
     with heard(args.quiet):
@@ -154,7 +154,7 @@ def check_cache_flags(args: argparse.Namespace) -> None:
 
 
 def _check_said_twice(args: argparse.Namespace) -> None:
-    """Wrong usage where a flag that was typed would be passed over for what another one says of the cache."""
+    """Refuse as wrong usage a flag that another flag about the cache would override."""
 
     def typed(name: str) -> bool:
         value, twin = getattr(args, name), os.environ.get(f"SLIMRT_{name.upper()}", "")
@@ -171,7 +171,7 @@ def _check_said_twice(args: argparse.Namespace) -> None:
 
 
 def known_cache(args: argparse.Namespace, arguments: CacheOptions) -> CacheChoice:
-    """The cache, of modes that there are; wrong usage else."""
+    """The cache of these arguments; an unknown mode is wrong usage."""
     choice = from_flags(args, lambda: CacheChoice.of(**arguments))
     for config in choice.configs:
         if config.mode not in (AUTO, FASTEST, *MODES):
@@ -180,7 +180,7 @@ def known_cache(args: argparse.Namespace, arguments: CacheOptions) -> CacheChoic
 
 
 def from_flags(args: argparse.Namespace, make: Callable[[], Made]) -> Made:
-    """What the library makes of flags alone; wrong usage where it takes offence."""
+    """Call make(), a function of flags only; its errors are wrong usage."""
     try:
         return make()
     except (SlimrtError, ValueError) as error:
@@ -189,10 +189,10 @@ def from_flags(args: argparse.Namespace, make: Callable[[], Made]) -> Made:
 
 
 def check_options(args: argparse.Namespace, options: dict[str, Any]) -> None:
-    """Wrong usage where options of a text do not go together, whatever the model.
+    """Refuse as wrong usage options of generate that cannot be combined, whatever the model.
 
     Raises:
-        UnsupportedError, GrammarError: one that cannot be had at all.
+        UnsupportedError, GrammarError: an option that is never possible.
     """
     try:
         Options(**options)
@@ -203,7 +203,7 @@ def check_options(args: argparse.Namespace, options: dict[str, Any]) -> None:
 
 
 def native_types(args: argparse.Namespace) -> None:
-    """Takes llama.cpp's names of cache types for ours, and says so where these are not quite the same."""
+    """Replace llama.cpp's names of cache types by ours, with a note about how they differ."""
     said = set[str]()
     for name in ("cache", "cache_type", "cache_type_k", "cache_type_v", "residual_type", "cross_type", "compare"):
         text = getattr(args, name, None)
@@ -215,12 +215,12 @@ def native_types(args: argparse.Namespace) -> None:
 
 
 def show_progress(args: argparse.Namespace) -> bool | None:
-    """None: when stderr is a terminal."""
+    """Whether to show progress bars; None: if stderr is a terminal."""
     return False if args.quiet or args.no_progress else None
 
 
 def model_name(args: argparse.Namespace) -> str:
-    """The model that was named, by position, flag or environment; wrong usage if none or two were."""
+    """The model named by argument, flag or environment; none or several are wrong usage."""
     named = [one for one in (args.positional, args.model, args.hf_repo) if one]
     if len(named) > 1:
         args.usage_error("give one model, as MODEL, with -m or with -hf")
@@ -235,8 +235,8 @@ def model_name(args: argparse.Namespace) -> str:
 
 
 def beside_model(args: argparse.Namespace, inputs: Sequence[str]) -> list[str]:
-    """What a verb reads besides its model. The first word is MODEL, but where a flag names that; and where
-    SLIMRT_MODEL does, unless the word looks like a model."""
+    """The inputs of a verb besides its model. The first argument is MODEL, unless a flag names the model, or
+    SLIMRT_MODEL does and the argument does not look like a model."""
     first = args.positional
     flagged = args.model or args.hf_repo
     if first is None or not (flagged or os.environ.get("SLIMRT_MODEL") and not _looks_like_model(first)):
@@ -250,12 +250,12 @@ def _looks_like_model(word: str) -> bool:
 
 
 def model_source(args: argparse.Namespace) -> ModelSource:
-    """The model at that path. Errors as ModelSource."""
+    """The model that was named. Errors as ModelSource."""
     return ModelSource.of(model_name(args), show_progress(args))
 
 
 def cache_arguments(args: argparse.Namespace) -> CacheOptions:
-    """The cache among the flags of engine(), as slimrt.Model and CacheChoice.of take it."""
+    """The cache flags of engine(), as arguments of slimrt.Model and CacheChoice.of."""
     return {
         "cache": args.cache.split(",") if "," in args.cache else args.cache,
         "cache_type": args.cache_type,
@@ -273,8 +273,8 @@ def cache_arguments(args: argparse.Namespace) -> CacheOptions:
 
 
 def caches_to_compare(args: argparse.Namespace) -> list[CacheChoice]:
-    """Those of --compare; what one leaves out is --cache-type's and the like, a rank and residual type only of one that
-    may have them."""
+    """The caches of --compare. What one does not specify comes from --cache-type etc.; rank and residual type only for
+    modes that have a residual."""
     choices = []
     for text in args.compare.split(","):
         config = from_flags(args, partial(CacheConfig.parse, text))
@@ -284,7 +284,7 @@ def caches_to_compare(args: argparse.Namespace) -> list[CacheChoice]:
 
 
 def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags of engine() but the context, as slimrt.Model and slimrt.plan take them."""
+    """The flags of engine() without the context, as arguments of slimrt.Model and slimrt.plan."""
     return {
         "device": args.device,
         **cache_arguments(args),
@@ -297,7 +297,7 @@ def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def open_model(args: argparse.Namespace, source: ModelSource, n_ctx: int, n_seqs: int = 1) -> Model:
-    """The model with the flags of engine()."""
+    """Load the model with the flags of engine()."""
     return Model(
         source,
         n_ctx=n_ctx,
@@ -310,8 +310,8 @@ def open_model(args: argparse.Namespace, source: ModelSource, n_ctx: int, n_seqs
 
 
 def output_format(args: argparse.Namespace, formats: Sequence[str]) -> str:
-    """What --json or --format says, else what -o ends in, else the first. Wrong usage: -o is a format itself, as other
-    programs have it, or they disagree."""
+    """The format given by --json or --format, else by the suffix of -o, else the first. Wrong usage: they disagree, or
+    -o is a format, as in other programs."""
     if args.output in formats:
         args.usage_error(f"-o names what to write to; a format is --format {args.output}")
     if args.json and args.format not in (None, "json"):
@@ -323,13 +323,13 @@ def output_format(args: argparse.Namespace, formats: Sequence[str]) -> str:
 
 
 def output_ending(args: argparse.Namespace, formats: Sequence[str]) -> str | None:
-    """The format that the file to write is named after; None: there is no such file."""
+    """The format named by the suffix of the output file; None: there is no such file or suffix."""
     ending = Path(args.output).suffix[1:] if args.output and not os.path.isdir(args.output) else ""
     return ending if ending in formats else None
 
 
 def write_out(target: str | None, text: str) -> None:
-    """A result, to a file, at once and whole, or to stdout."""
+    """Write a result to stdout, or to a file, which is replaced atomically."""
     if target is None:
         print(text, end="")
         return
@@ -342,13 +342,13 @@ def as_json(value: Any) -> str:
 
 
 def as_item(record: str) -> str:
-    """JSON as an item of a list that is written bit by bit: two columns in. Only its own line ends are ends of lines:
-    textwrap.indent would put blanks into a text behind other ones that Unicode has."""
+    """Indent JSON by two spaces, as an item of a list that is written item by item. Not by textwrap.indent, which also
+    splits at Unicode's other line separators, within strings."""
     return "  " + record.replace("\n", "\n  ")
 
 
 def _finite(value: Any) -> Any:
-    """The same with null for numbers that JSON does not have, such as the condition of a singular matrix."""
+    """Replace NaN and infinity, which JSON lacks, by null (such as the condition of a singular matrix)."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -361,18 +361,18 @@ def print_json(value: Any) -> None:
 
 
 def note(args: argparse.Namespace, message: str) -> None:
-    """Says something on stderr, unless asked to be quiet."""
+    """Print a note on stderr, unless --quiet."""
     if not args.quiet:
         print(coloured(message, "dim", sys.stderr), file=sys.stderr)
 
 
 def complain(error: Exception) -> None:
-    """Says on stderr what went wrong."""
+    """Print an error on stderr."""
     print(f"{coloured('slimrt: error:', 'red', sys.stderr)} {sentence(error)}", file=sys.stderr)
 
 
 def sentence(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """An error as a message of one line."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, MemoryError) and not str(error):
@@ -383,7 +383,7 @@ def sentence(error: Exception) -> str:
 
 
 def coloured(text: str, colour: str, stream: TextIO) -> str:
-    """Text in a colour, where there is a terminal that may show it (https://no-color.org)."""
+    """Text in a colour, if the stream is a terminal and NO_COLOR is not set (https://no-color.org)."""
     if os.environ.get("NO_COLOR") or not stream.isatty():
         return text
     return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"

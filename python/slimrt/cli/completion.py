@@ -1,4 +1,4 @@
-"""slimrt completion: the script by which a shell completes slimrt's command lines."""
+"""slimrt completion: prints a shell's completion script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from slimrt.cli.common import Flags, print_json
 from slimrt.errors import UnsupportedError
 
-_FILES = ("FILE", "FILE|TEXT", "TEXTFILE", "MODEL", "AUDIO", "CSV", "OUT", "PATH")  # what names of files stand for
+_FILES = ("FILE", "FILE|TEXT", "TEXTFILE", "MODEL", "AUDIO", "CSV", "OUT", "PATH")  # metavars that take file names
 
 
 def add_flags(flags: Flags) -> None:
@@ -26,14 +26,14 @@ def run(args: argparse.Namespace) -> int:
     parser = whole_parser()
     _mark_files(parser, shtab.FILE)
     script = shtab.complete(parser, args.shell)
-    if args.shell == "fish":  # where a name of several letters behind one dash is "old", as -hf; shtab calls it short
+    if args.shell == "fish":  # flags such as -hf are "old style" options (-o) in fish; shtab writes them as short (-s)
         script = re.sub(r" -s (\w{2,})\b", r" -o \1", script)
     print_json({"shell": args.shell, "script": script}) if args.json else print(script)
     return 0
 
 
 def shell_extra(module: str) -> ModuleType:
-    """A module of the extra. UnsupportedError: it is not installed."""
+    """Import a module of the extra `shell`. UnsupportedError: it is not installed."""
     try:
         return import_module(module)
     except ImportError:
@@ -41,7 +41,7 @@ def shell_extra(module: str) -> ModuleType:
 
 
 def _mark_files(parser: argparse.ArgumentParser, how: Any) -> None:
-    """Has shtab complete names of files where flags and arguments take some, in all verbs."""
+    """Make shtab complete file names for all flags and arguments that take them, in all verbs."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for one in action.choices.values():

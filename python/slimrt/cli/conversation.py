@@ -1,4 +1,4 @@
-"""The conversation that slimrt chat leads: its messages, their answers, and the files they are kept in."""
+"""The conversation of slimrt chat: messages, answers, and files."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 class Conversation:
-    """Messages, and the session that holds what they have in common from turn to turn.
+    """Messages, and the session with the cached rows that the turns have in common.
 
-    Whatever stops an answer before it began, the messages are as they were.
+    If an answer fails before it begins, the messages are unchanged.
 
     Attributes:
         messages: {"role", "content"}, in order.
-        options: how tokens are chosen, as Model.stream takes them.
+        options: of Model.stream.
         last: the last answer, if there is one.
     """
 
@@ -48,20 +48,20 @@ class Conversation:
         self.messages: list[dict[str, Any]] = []
         self.last: Generation | None = None
         self._ends = stops(model.tokenizer, args.chat_template)
-        self._again = 0  # how often an answer was asked for again: with a fixed seed it is to be another
-        self._files: set[Path] = {Path(args.save).resolve()} if args.save else set()  # those of this conversation
+        self._again = 0  # number of /regenerate: added to a fixed seed, so that the answers differ
+        self._files: set[Path] = {Path(args.save).resolve()} if args.save else set()  # its own, may be overwritten
         self._unsaved = False
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything but the system message of the command line."""
+        """Forget all messages but the system message of the command line."""
         self.messages = [{"role": "system", "content": self.args.system}] if self.args.system else []
         self.session.truncate(0)
         self._unsaved = False
 
     @property
     def system(self) -> str:
-        """The system message; empty: none."""
+        """The system message; "": none."""
         return str(self.messages[0]["content"]) if self.messages and self.messages[0]["role"] == "system" else ""
 
     @system.setter
@@ -69,16 +69,16 @@ class Conversation:
         self.messages = [{"role": "system", "content": text}] * bool(text) + self.messages[bool(self.system) :]
 
     def say(self, text: str) -> None:
-        """Say something, and print what the model says. Ctrl-C at a terminal ends the answer and keeps what there is.
+        """Send a message, and print the answer. In a terminal Ctrl-C ends the answer, and keeps what it has so far.
 
         Raises:
-            ContextOverflowError: it does not fit.
-            ChatError: the template will not have it.
+            ContextOverflowError: it does not fit the context.
+            ChatError: the template refuses it.
         """
         self._answer([*self.messages, {"role": "user", "content": text}])
 
     def regenerate(self) -> None:
-        """Answer the last message again. ValueError if there is none."""
+        """Answer the last message again. ValueError: there is none."""
         end = len(self.messages)
         while end and self.messages[end - 1]["role"] == "assistant":
             end -= 1
@@ -88,10 +88,10 @@ class Conversation:
         self._answer(self.messages[:end])
 
     def set(self, **changes: Any) -> None:
-        """Change how tokens are chosen.
+        """Change options of sampling.
 
         Raises:
-            ValueError, TypeError, UnsupportedError: there is no such option, or it cannot have that value.
+            ValueError, TypeError, UnsupportedError: an unknown option, or an invalid value.
         """
         options = self.options | changes
         Options(**options).sampler(0)
@@ -133,17 +133,17 @@ class Conversation:
             note(self.args, timings_line(last))
 
     def save(self, path: Path) -> None:
-        """Write the messages as JSON. OSError if they cannot be, or the file is there and not of this conversation."""
+        """Write the messages as JSON. OSError: it fails, or the file exists and is not of this conversation."""
         if path.exists() and path.resolve() not in self._files:
             raise FileExistsError(f"{path} exists and is not of this conversation; name another file")
         self._write(path)
 
     def load(self, path: Path) -> None:
-        """Go on with the messages of a file that `save` wrote; of others, too, that are a list of messages in JSON.
+        """Continue with the messages of a file: one that `save` wrote, or any list of messages in JSON.
 
         Raises:
             OSError: it cannot be read.
-            ChatError: it holds no conversation.
+            ChatError: it contains no conversation.
         """
         from slimrt.tokenizer.chat import find_template
         from slimrt.tokenizer.messages import checked_messages
@@ -161,7 +161,7 @@ class Conversation:
         note(self.args, f"slimrt: {len(self.messages)} messages" + (": /regenerate answers the last" if waits else ""))
 
     def rescue(self) -> None:
-        """When the program is ended by an error or a signal: keep what is not saved, and say where."""
+        """If an error or signal ends the program: save unsaved messages, and print where."""
         if not self._unsaved:
             return
         try:
@@ -174,30 +174,29 @@ class Conversation:
             told = f"slimrt: the conversation could not be kept: {error}"
         try:
             print("\n" * self.interactive + told, file=sys.stderr, flush=True)
-        except OSError:  # the terminal is gone
+        except OSError:  # the terminal was closed
             pass
 
     def _write(self, path: Path) -> None:
         with written_beside(path) as partial:
             partial.touch(mode=0o600)
-            partial.chmod(0o600)  # what people tell a model is their own
+            partial.chmod(0o600)  # conversations are private
             partial.write_text(json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         self._files.add(path.resolve())
         self._unsaved = False
 
     def describe(self) -> str:
-        """How full the context is, and how the last answer went."""
+        """How full the context is, and the timings of the last answer."""
         size = self.session.runtime.cache_bytes(self.session.length)
         told = f"{self.session.length} of {self.model.n_ctx} tokens, cache {format_bytes(size)}"
         return told if self.last is None else f"{told}\n{timings_line(self.last)}"
 
 
 class _Channels:
-    """The answer of a model that writes in channels (gpt-oss), shown as others write: thoughts in <think> tags, and the
-    answer behind them.
+    """Shows the answer of a model with channels (gpt-oss) like others: thoughts in <think> tags, then the answer.
 
     Attributes:
-        shown: the ids of the control tokens by which its parts are told.
+        shown: ids of the control tokens that mark its parts.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -207,21 +206,21 @@ class _Channels:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, chat_template: str | None) -> _Channels | None:
-        """None: the model writes in none."""
+        """None: the model does not use channels."""
         from slimrt.tokenizer.chat import find_template
 
         return cls(tokenizer) if has_channels(find_template(tokenizer, chat_template)) else None
 
     def text(self, piece: str) -> str:
-        """What is shown of a further piece."""
+        """The text to show for a further piece."""
         return self._shown(self._parser.feed(piece))
 
     def rest(self) -> str:
-        """What is shown now that no more comes."""
+        """The text to show at the end of the answer."""
         return self._shown(self._parser.flush()) + ("</think>" if self._part == "reasoning_content" else "")
 
     def message(self, text: str) -> dict[str, str]:
-        """The message of a whole answer."""
+        """The message for a whole answer."""
         from slimrt.openai.answer import joined
         from slimrt.openai.harmony import HarmonyParser
 

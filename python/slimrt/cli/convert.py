@@ -1,4 +1,4 @@
-"""slimrt convert: write a GGUF file that loads with its cache mode at once."""
+"""slimrt convert: write a GGUF file, quantised or folded for a cache mode."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from slimrt.errors import CacheUnsupportedError
 from slimrt.folding.report import ConvertReport
 from slimrt.modes import CACHE_TYPES
 
-_NOT_VERIFIED = 3  # exit code: --verify, and the mode loses too much
+_NOT_VERIFIED = 3  # exit code: with --verify the mode was found too lossy
 
 
 def add_flags(flags: Flags) -> None:
     flags.checks += [native_types, _check_cache]
-    flags.twins = False  # what a file holds must not hang on the environment
+    flags.twins = False  # the contents of a file must not depend on the environment
     flags.model()
     flags.add("-o", "--output", "--out", required=True, metavar="OUT", help="the file to write")
     flags.add("--force", action="store_true", help="replace OUT where it exists")
@@ -90,7 +90,7 @@ def add_flags(flags: Flags) -> None:
 
 
 def several(text: str) -> int | float | list[int | float]:
-    """A number, or some with commas between, for argparse."""
+    """A number, or several separated by commas, for argparse."""
     values: list[int | float] = [
         int(part) if part.strip().isdecimal() else parsed(float, part, "a number, or some with commas between")
         for part in text.split(",")
@@ -99,8 +99,8 @@ def several(text: str) -> int | float | list[int | float]:
 
 
 def _check_cache(args: argparse.Namespace) -> None:
-    """Wrong usage, whatever the model: flags about the cache that do not go together, or no such outtype. A target
-    alone means auto."""
+    """Refuse as wrong usage cache flags that cannot be combined, whatever the model, and unknown outtypes. A target
+    without --cache means auto."""
     from slimrt.converter.quantize import check_outtype
     from slimrt.converter.request import Asked, checked
 

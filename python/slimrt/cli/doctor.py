@@ -1,4 +1,4 @@
-"""slimrt doctor: what this machine has, and what slimrt makes of it."""
+"""slimrt doctor: the capabilities of this machine, and what slimrt uses of them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _report(threads: int | None, tune: bool) -> dict[str, Any]:
 
 
 def _extras() -> dict[str, str]:
-    """What of each extra is installed, and how the rest would be; {} where slimrt itself is not, but its sources."""
+    """Installed packages by extra, and how to install the missing ones; {} if slimrt runs from its source tree."""
     try:
         found = [match.groups() for one in requires("slimrt") or [] if (match := _OF_EXTRA.match(one))]
     except PackageNotFoundError:
@@ -85,7 +85,7 @@ def _extras() -> dict[str, str]:
 
 
 def _advice(isa: str, isas: list[str]) -> list[str]:
-    """What makes this machine slower than it need be."""
+    """Reasons why slimrt is slower on this machine than it could be."""
     if isa != "portable":
         return []
     if os.environ.get("SLIMRT_ISA") == isa and len(isas) > 1:
@@ -95,7 +95,7 @@ def _advice(isa: str, isas: list[str]) -> list[str]:
 
 
 def _access(threads: int) -> dict[str, Any]:
-    """How memory is accessed: as the environment says, or as was measured with so many threads."""
+    """Memory access patterns: as set in the environment, or as measured with this number of threads."""
     if fixed := os.environ.get("SLIMRT_ACCESS"):
         return {"access": core.access(), "access_from": f"SLIMRT_ACCESS={fixed}"}
     known = machine.known_access(threads)
@@ -111,13 +111,13 @@ def _access(threads: int) -> dict[str, Any]:
 
 
 def _cuda_devices() -> dict[str, str]:
-    """What each is, or why there is none."""
+    """Name of each device, or why there is none."""
     names, why_none = core.cuda_devices()
     return {f"cuda:{i}": name for i, name in enumerate(names)} or {"cuda": f"none ({why_none})"}
 
 
 def _cublas_lt() -> str:
-    """What multiplies prompts with weights of all types but F32 on a CUDA device."""
+    """The library for matrix products of prompts on CUDA devices (weights of all types but F32)."""
     if os.environ.get("SLIMRT_CUBLASLT") == "0":
         return "not used (SLIMRT_CUBLASLT=0)"
     return core.cublas_lt_library() or ("none: prompts take two to three times as long (pip install nvidia-cublas)")

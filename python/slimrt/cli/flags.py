@@ -1,4 +1,4 @@
-"""Adding flags to a parser: groups, lists with blanks, twins in the environment."""
+"""Adding flags to a parser: groups, lists separated by blanks, defaults from the environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slimrt.cli.values import one_of
 
 
 class Collect(argparse.Action):
-    """A list of what the flag is given each time, in place of its default; argparse's "append" adds to the default."""
+    """Collects the values of a repeated flag, replacing its default; argparse's "append" would extend the default."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -22,35 +22,36 @@ class Collect(argparse.Action):
 
 
 class _Twin(str):
-    """What the environment says of a flag, as its default: argparse converts it only where the flag is not typed."""
+    """A default that comes from the environment: argparse converts string defaults only if the flag is not given."""
 
 
 class Adder:
-    """Adds flags to a parser, in groups; each takes its default from SLIMRT_NAME in the environment, if that is set.
+    """Adds flags to a parser, in groups; the environment variable SLIMRT_NAME overrides a flag's default.
 
     Attributes:
-        checks: what is looked at when all flags are known, each with wrong usage as its answer.
+        checks: functions called with all flags once they are parsed, which refuse wrong usage.
     """
 
     def __init__(self, parser: Parser):
         self.parser = parser
         self.checks: list[Callable[[argparse.Namespace], None]] = []
-        self.twins = True  # whether the flags that are added from now on have twins
+        self.twins = True  # whether flags added from now on have environment variables ("twins")
         self._group: argparse._ActionsContainer = parser
 
     def group(self, title: str) -> None:
-        """What is added from now on stands under this title."""
+        """Begin a group of flags in --help."""
         self._group = self.parser.add_argument_group(title)
 
     def add(
         self, *names: str, twin: bool = True, goes_on: Callable[[str], bool] | None = None, **settings: Any
     ) -> None:
-        """A flag.
+        """Add a flag.
 
         Args:
-            twin: whether the environment may say it: settings, not what one command reads or writes, nor what has
-                another meaning in another verb.
-            goes_on: of a list with commas, whether a further word belongs to it, so that blanks do as well.
+            twin: whether it has an environment variable: only settings have, not inputs and outputs of one command, nor
+                flags whose meaning differs between verbs.
+            goes_on: for comma-separated lists: whether a further word belongs to the list, so that blanks may separate
+                its items too.
         """
         action = self._group.add_argument(*names, **settings)
         if goes_on is not None:
@@ -69,7 +70,7 @@ class Adder:
             const = action.const
             action.type = lambda text: const if self._switch(twin, text) else not const
             action.default = value
-        elif isinstance(action.default, int) and action.nargs == 0:  # a count
+        elif isinstance(action.default, int) and action.nargs == 0:  # counts, such as -vv
             action.default = int(value) if value.isdecimal() else int(self._switch(twin, value))
         elif isinstance(action, Collect):
             try:
@@ -80,14 +81,14 @@ class Adder:
             action.type, action.default = _told_of(kind, twin), _Twin(value)
 
     def _switch(self, twin: str, value: str) -> bool:
-        """What a variable says of a flag without a value; wrong usage if that is neither yes nor no."""
+        """The value of a variable for a flag without a value; other texts than yes, no and the like are wrong usage."""
         known = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
         if value.lower() not in known:
             self.parser.error(f"{twin} is '{value}'; it may be {', '.join(known)}")
         return known[value.lower()]
 
     def usage(self) -> str:
-        """The line of --help that says what must be there."""
+        """The usage line of --help: required arguments and flags."""
         needed = list[str]()
         for action in self.parser._actions:
             if not action.option_strings:
@@ -99,7 +100,7 @@ class Adder:
 
 
 def _told_of(kind: Callable[[str], Any], twin: str) -> Callable[[str], Any]:
-    """A type that names the variable where what it dislikes comes from there."""
+    """The type of a flag, whose errors name the environment variable if the value comes from it."""
 
     def typed(text: str) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""slimrt forecast: quantiles of what follows a time series."""
+"""slimrt forecast: quantile forecasts of time series."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from slimrt.forecast.table import Columns, Read, read_series
 from slimrt.measure.plots import check_plot
 from slimrt.plumbing.files import check_target, decode_text
 
-_AT_ONCE = 32  # sequences: sample paths, or series
+_AT_ONCE = 32  # sequences: sample paths, or series, computed together
 _FORMATS = ("csv", "json")
 
 
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _levels(text: str) -> tuple[float, ...]:
-    """Numbers from 0 to 1 with commas between, for argparse."""
+    """Numbers from 0 to 1 separated by commas, for argparse."""
     levels = tuple(parsed(float, part, "numbers with commas between") for part in text.split(","))
     if not all(0 <= level <= 1 for level in levels):
         raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text}")
@@ -140,10 +140,11 @@ def _levels(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is written.
+    """The output.
 
     Attributes:
-        quantiles: float32 (batch, horizon, q). levels: asked for. answered: that they are of.
+        quantiles: float32 (batch, horizon, q). levels: as asked for. answered: those of the quantiles, which are
+            clamped to the trained range.
     """
 
     read: Read
@@ -156,7 +157,7 @@ class Forecast:
         return None if timeline is None else timeline.future(self.quantiles.shape[1])
 
     def csv(self) -> str:
-        """A row a step: the series where there are several, its date (or number from 1), the quantiles."""
+        """One row a step: the series if there are several, the date (or step number from 1), the quantiles."""
         out = io.StringIO()
         writer, several = csv.writer(out, lineterminator="\n"), len(self.read.series) > 1
         levels = [
@@ -171,7 +172,7 @@ class Forecast:
         return out.getvalue()
 
     def record(self) -> dict[str, object]:
-        """The same for JSON; dates by series where there are some, and the levels that the quantiles are of."""
+        """The same for JSON, with the answered levels; dates by series, if there are dates."""
         names = list(self.read.series)
         values = {name: rows.tolist() for name, rows in zip(names, self.quantiles, strict=True)}
         record = {"quantile_levels": list(self.levels), "answered_levels": list(self.answered)}

@@ -23,7 +23,7 @@ from slimrt.results import Generation
 from slimrt.runtime.kinds import continues_texts
 from slimrt.runtime.session import Session, is_session, read_header
 
-_AT_ONCE = 8  # texts decoded together where the user does not say
+_AT_ONCE = 8  # texts decoded together by default
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.save_session:
         _check_session_file(Path(args.save_session), source, args.force)
     options = _options(args)
-    check_options(args, options)  # before the model is loaded
+    check_options(args, options)  # errors come before the model is loaded
     if _are_several(args, prompts):
         return _several(args, source, prompts, options)
     prompt = prompts[0]
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _are_several(args: argparse.Namespace, prompts: Sequence[str]) -> bool:
-    """Whether more texts than one are made, so that they are known only when they are done."""
+    """Whether several texts are generated, which are printed when they are complete."""
     return len(prompts) > 1 or bool(args.answers > 1 or args.num_beams > 1)
 
 
@@ -103,7 +103,7 @@ def _check_usage(args: argparse.Namespace, prompts: Sequence[str]) -> None:
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """As Model.generate takes them."""
+    """The flags as options of Model.generate."""
     return (
         sampling_arguments(args)
         | constraint_arguments(args)
@@ -121,7 +121,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _several(args: argparse.Namespace, source: ModelSource, prompts: Sequence[str], options: dict[str, Any]) -> int:
-    """Continue some prompts as a batch, each as often as asked, and print what comes of them."""
+    """Continue prompts as a batch, each --answers times, and print the texts."""
     ids = [source.prompt_ids(prompt) for prompt in prompts]
     n_ctx = args.ctx or max(enough_context(source, len(one), args.n_predict) for one in ids)
     at_once = args.parallel or min(len(ids), _AT_ONCE)
@@ -142,7 +142,7 @@ def _several(args: argparse.Namespace, source: ModelSource, prompts: Sequence[st
 
 
 def _notes(args: argparse.Namespace, source: ModelSource, n_ctx: int, results: Sequence[Generation]) -> None:
-    """What became of a full context, and with -v how long it took."""
+    """Notes on a full context, and with -v on timings."""
     if cut := sum(one.truncated for one in results):
         of = f" in {cut} of {len(results)} texts" if len(results) > 1 else ""
         note(args, f"slimrt: the context of {n_ctx} tokens is full{of}; {source.more_context(n_ctx)}; "
@@ -166,14 +166,14 @@ def _check_session_file(target: Path, source: ModelSource, force: bool) -> None:
 
 
 def enough_context(source: ModelSource, n_prompt: int, n_predict: int) -> int:
-    """The context for a prompt and what it is continued with, in whole blocks, at most the trained one."""
+    """The context for a prompt and its continuation, in whole blocks, at most the trained one."""
     if n_predict < 0:
         return source.n_ctx()
     return min(whole_blocks(max(n_prompt + n_predict, 1)), source.n_ctx_train)
 
 
 def timings_line(result: Generation) -> str:
-    """Speed and size of one generation, for people."""
+    """Timings and cache size of a generation, as a line."""
     usage, timings, cache = result.usage, result.timings, result.cache
     computed = usage.prompt_tokens - usage.cached_tokens
     skipped = f", {cache.skipped:.0%} of rows not read" if cache.skipped else ""
@@ -195,16 +195,16 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     if args.file is None and sys.stdin.isatty():
         args.usage_error("what to continue? give -p TEXT, -f FILE, or pipe a text in")
     data = Path(args.file).read_bytes() if args.file is not None else sys.stdin.buffer.read()
-    return [decode_text(data, args.file or "stdin").removesuffix("\n")]  # the one that an editor or echo put there
+    return [decode_text(data, args.file or "stdin").removesuffix("\n")]  # a final newline comes from editors and echo
 
 
 def _unescaped(text: str) -> str:
-    """What llama.cpp makes of a backslash and a letter."""
+    """Replace escape sequences, as llama.cpp does."""
     return re.sub(r"\\([nrt\\'\"])", lambda found: _ESCAPES.get(found[1], found[1]), text)
 
 
 def _print(args: argparse.Namespace, prompt: str, stream: Stream) -> int:
-    """Print the text as it comes; returns the exit code."""
+    """Print the text as it is generated; returns the exit code."""
     code = 0
     if not args.json and not args.no_display_prompt:
         print(prompt, end="", flush=True)
@@ -223,8 +223,8 @@ def _print(args: argparse.Namespace, prompt: str, stream: Stream) -> int:
 
 
 def _save(session: Session, tokens: list[int], shifted: int, path: str) -> None:
-    """Keep the whole text, without what was shifted out of the context: the last token was chosen but not computed,
-    unless the context is full."""
+    """Save the session with the whole text, without tokens shifted out. The last token, chosen but not computed yet, is
+    computed first, unless the context is full."""
     left = tokens[session.length + shifted :][: session.runtime.n_ctx - session.length]
     if left:
         session.append(left, last_only=True)

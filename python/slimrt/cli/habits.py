@@ -1,5 +1,5 @@
-"""What people type who come from other programs, and what to type here instead. Flags that mean the same under another
-name are not here: they are further names of the flags themselves."""
+"""Flags and verbs of other programs, and what to use instead. Flags that only have another name there are not listed:
+they are further names of the flags themselves."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 
 class Habit(NamedTuple):
-    """Flags of another program that are none of ours.
+    """Flags of other programs that slimrt does not have.
 
     Attributes:
-        names: as they are typed.
-        advice: what to do instead, or why nothing need be done.
-        granted: values that ask for what is so here anyway, "" where a bare flag does: these are taken; None: it is
-            refused always.
-        verbs: of ours where this is so; none: all of them.
+        names: of the flags.
+        advice: what to do instead, or why nothing is needed.
+        granted: values that ask for what slimrt does anyway, which are accepted and ignored ("": the bare flag); None:
+            the flag is always refused.
+        verbs: to which this applies; (): all.
     """
 
     names: tuple[str, ...]
@@ -162,5 +162,5 @@ VERB_HABITS = {
 
 
 def habit(name: str, verb: str) -> Habit | None:
-    """What is known of a flag that a verb lacks."""
+    """The entry for a flag that a verb does not have, if there is one."""
     return next((one for one in HABITS if name in one.names and (not one.verbs or verb in one.verbs)), None)

@@ -1,4 +1,4 @@
-"""slimrt inspect: what is in a model file, and what it may be used with."""
+"""slimrt inspect: the contents of a model file, and the cache modes that it may use."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from slimrt.modes import AGING, CACHE_TYPES, CODED_BY_AGE, INVERTED, RESIDUAL_MO
 from slimrt.plumbing.progress import wanted
 from slimrt.plumbing.units import format_bytes
 
-_GATED = ("f16", "bf16", "q8")  # types that are looked at for what an inverse does to their rounding
-_LONG = 16  # a list of more values is shown by its first ones
+_GATED = ("f16", "bf16", "q8")  # types checked for how much an inverse matrix amplifies their rounding
+_LONG = 16  # longer lists are shortened to this many values
 
 
 def add_flags(flags: Flags) -> None:
@@ -57,7 +57,7 @@ def _show(args: argparse.Namespace, report: dict[str, Any], found: Sequence[Spec
 
 
 def _report_of_unreadable(args: argparse.Namespace, error: UnsupportedError) -> dict[str, Any]:
-    """What a GGUF file holds whose types slimrt does not read. The error, where that is not why it cannot be opened."""
+    """The contents of a GGUF file with tensor types that slimrt does not read. Other files: raises `error`."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     path = located(model_name(args), show_progress(args))
@@ -66,7 +66,7 @@ def _report_of_unreadable(args: argparse.Namespace, error: UnsupportedError) -> 
     file = core.GgufFile(str(path), any_type=True)
     tensors = []
     for name, number, sizes, _ in file.tensor_list():
-        if number not in GGML_QUANT_SIZES:  # a type that GGUF has given up
+        if number not in GGML_QUANT_SIZES:  # a type removed from GGUF
             raise error
         rows, (block, size) = prod(sizes[1:]), GGML_QUANT_SIZES[GGMLQuantizationType(number)]
         type = GGMLQuantizationType(number).name.lower()
@@ -103,19 +103,19 @@ def _report(source: ModelSource) -> dict[str, Any]:
         modes = [_cache_mode(source, mode) for mode in _described(source, cross=False)]
         report |= {"cache_modes": modes, "pays": _pays(modes), "cache": _chosen(source)}
         return report | ({"cross_modes": _cross_modes(source)} if source.has_encoder else {})
-    except SlimrtError as error:  # a vocabulary, or an architecture that only others run: still worth a look
+    except SlimrtError as error:  # a vocabulary, or an unknown architecture: shown nevertheless
         return report | {"cache_modes": [], "cache": None, "unsupported": str(error)}
 
 
 def _described(source: ModelSource, *, cross: bool) -> list[dict[str, Any]]:
-    """Every mode: whether it is legal, and why not."""
+    """Every mode: whether the model may use it, or why not."""
     found = source.modes(cross=cross).values()
     return [{"mode": mode.name, "legal": mode.legal, "reason": mode.refusal} for mode in found]
 
 
 def _imprecise(source: ModelSource, part: str, mode: dict[str, Any]) -> dict[str, str]:
-    """The types in which a mode is refused for what it does to their rounding: why. Of a large model only what its
-    conversion wrote into the file."""
+    """Types in which a mode is refused because it amplifies their rounding -> the reason. For large models only what
+    conversion stored in the file is used."""
     from slimrt.folding.gate import Lossy, check, predicts_fast
 
     refused = {}
@@ -130,7 +130,7 @@ def _imprecise(source: ModelSource, part: str, mode: dict[str, Any]) -> dict[str
 
 
 def _cross_modes(source: ModelSource) -> list[dict[str, Any]]:
-    """Every mode of cross-attention: whether and why not, its bytes a row in every type, the types that are refused."""
+    """Every mode of cross-attention: whether it is legal or why not, bytes per row by type, and refused types."""
     found = []
     for mode in _described(source, cross=True):
         sizes = {
@@ -143,8 +143,8 @@ def _cross_modes(source: ModelSource) -> list[dict[str, Any]]:
 
 
 def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
-    """A line of cache_modes with what a token would take in every type, or its usual levels, and its default residual
-    there, and the types that are too imprecise."""
+    """An entry of cache_modes: bytes per token by type (or with its usual levels), with the default residual, and the
+    types that are refused as too imprecise."""
     sizes: dict[str, int] = {}
     rows: dict[str, str] = {}
     types = (core.levels(mode["mode"]).text,) if mode["mode"] in CODED_BY_AGE else CACHE_TYPES
@@ -158,9 +158,9 @@ def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pays(modes: list[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
-    """For each of kv's usual types the mode whose rows take least, and its share of kv's bytes; None: kv itself. One
-    that needs a residual only where K tells all of V but for rounding and no other takes less than kv; none whose rows
-    lose more as they age. Nothing where kv is not legal."""
+    """For the usual types of kv: the mode whose rows are smallest, with its share of kv's bytes; None: kv itself. Mode
+    k+r only if k is legal (K determines V, but for rounding) and no other mode is smaller than kv; no modes with aging
+    rows. Empty if kv is not legal."""
     kv = next(mode["bytes_per_token_by_type"] for mode in modes if mode["mode"] == "kv")
     found: dict[str, dict[str, Any] | None] = {}
     lossy = (*AGING, *(() if any(one["legal"] for one in modes if one["mode"] == "k") else (RESIDUAL_MODE,)))
@@ -175,7 +175,7 @@ def _pays(modes: list[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
 
 
 def _chosen(source: ModelSource) -> list[dict[str, Any]] | None:
-    """What the file was converted for, layer by layer; None: for nothing."""
+    """The cache that the file was converted for, layer by layer; None: for none."""
     if not source.says_cache:
         return None
     layers = CacheChoice.of("auto").layers(source)
@@ -187,7 +187,7 @@ def _chosen(source: ModelSource) -> list[dict[str, Any]] | None:
 
 
 def _short(value: Any) -> Any:
-    """A metadata value; of a long list its length and beginning."""
+    """A metadata value; a long list as its length and first values."""
     if isinstance(value, list) and len(value) > _LONG:
         return {"length": len(value), "first": value[:_LONG]}
     return value
@@ -221,14 +221,14 @@ def _print(report: dict[str, Any], *, all_tensors: bool) -> None:
 
 
 def _held(tensors: list[dict[str, Any]]) -> str:
-    """What is not multiplied as it is stored takes at load, in one type or, where rows differ in number, in two."""
+    """The types and bytes in memory of tensors that are repacked when loaded."""
     others = [t for t in tensors if "held_as" in t]
     types = " and ".join(sorted({t["held_as"] for t in others}))
     return f"; in memory {types}, {format_bytes(sum(t['held_bytes'] for t in others))}" if others else ""
 
 
 def _answer(mode: dict[str, Any]) -> str:
-    """Whether a mode may be used: its bytes, or why not."""
+    """A mode's verdict: its bytes, or why it is not legal."""
     if not mode["legal"]:
         return coloured("no", "red", sys.stdout) + f": {mode['reason']}"
     sizes, rows = mode["bytes_per_token_by_type"], mode["rows_by_type"]
@@ -242,7 +242,7 @@ def _answer(mode: dict[str, Any]) -> str:
 
 
 def _cross_answer(mode: dict[str, Any]) -> str:
-    """Whether a mode of cross-attention may be used: its bytes, or why not."""
+    """A cross-attention mode's verdict: its bytes, or why it is not legal."""
     if not mode["legal"]:
         return coloured("no", "red", sys.stdout) + f": {mode['reason']}"
     sizes = mode["bytes_per_row_by_type"]
@@ -253,7 +253,7 @@ def _cross_answer(mode: dict[str, Any]) -> str:
 
 
 def _but_not(mode: dict[str, Any]) -> str:
-    """The types in which a mode is refused, and why in the first of them."""
+    """The types in which a mode is refused, with the reason for the first."""
     refused = mode["imprecise"]
     return f"; not in {', '.join(refused)}: {next(iter(refused.values()))}"
 

@@ -1,4 +1,4 @@
-"""slimrt man: the manual, of all verbs and flags."""
+"""slimrt man: prints the manual page of all verbs and flags."""
 
 from __future__ import annotations
 

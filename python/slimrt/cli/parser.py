@@ -1,4 +1,4 @@
-"""A parser that takes flags by their whole names, knows other programs' ones, and complains in one line."""
+"""An argument parser with exact flag names, hints for flags of other programs, and error messages of one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slimrt.cli.habits import HABITS, habit
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Names what a flag takes once, after all its names."""
+    """Help that shows a flag's metavar once, after all its names."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or action.nargs == 0:
@@ -25,11 +25,11 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with exact names: it is given flags as --name=value and positionals after them, so that it has nothing
-    to guess. Wrong usage is exit code 2 and one line on stderr.
+    """argparse with exact names: flags are passed to it as --name=value, before the positionals, so that it guesses
+    nothing. Wrong usage ends with exit code 2 and one line on stderr.
 
     Attributes:
-        lists: flags whose value is a list -> whether a word goes on with it (`--compare kv:f16 k:f16`).
+        lists: flags that take lists -> whether a further word belongs to the list (`--compare kv:f16 k:f16`).
     """
 
     def __init__(self, **settings: Any):
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         self.lists: dict[argparse.Action, Callable[[str], bool]] = {}
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """The command line. SystemExit 2: wrong usage."""
+        """Parse a command line. SystemExit 2: wrong usage."""
         found, left = self.parse_known_args(self._plain(words))
         if left:
             prompt = self._action("--prompt")
@@ -45,18 +45,18 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Help, which argparse's own method gives up in silence where a disk is full."""
+        """Print help; argparse's own method ignores errors, such as a full disk."""
         if file is sys.stdout:
             file.write(message)
         else:
             super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
-        message = re.sub(r"^argument ((-\w+/)*--[\w-]+)\S*:", r"\1:", message)  # not every name
+        message = re.sub(r"^argument ((-\w+/)*--[\w-]+)\S*:", r"\1:", message)  # up to the first long name
         self.refuse(f"{message} ({self.prog} --help shows what there is)")
 
     def refuse(self, message: str) -> NoReturn:
-        """Wrong usage, of which everything is said."""
+        """Wrong usage: exit with this message only."""
         self.exit(2, f"slimrt: error: {' '.join(message.split())}\n")
 
     def _plain(self, words: Sequence[str]) -> list[str]:
@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
                 flags.append(self._flag(action, value if equals else None, left))
             elif apart := self._apart(word):
                 left.extendleft(reversed(apart))
-            elif " " in name:  # a text that begins with a dash
+            elif " " in name:  # a positional text that begins with a dash
                 positionals.append(word)
             else:
                 self._others(name, value if equals else None, left)
@@ -81,18 +81,18 @@ class Parser(argparse.ArgumentParser):
         return [*flags, *(["--"] if dashed else []), *positionals]
 
     def _action(self, name: str) -> argparse.Action | None:
-        """The flag of this name; of long ones underscores are dashes."""
+        """The flag with this name; long names may have underscores instead of dashes."""
         known = self._option_string_actions
         return known.get(name) or (known.get(name.replace("_", "-")) if name.startswith("--") else None)
 
     def _flag(self, action: argparse.Action, value: str | None, left: deque[str]) -> str:
-        """A flag with its value, which is taken from the words after it where it is not given."""
+        """A flag with its value, which is taken from the following words if it is not attached by =."""
         name = action.option_strings[-1]
         if value is None and action.nargs is None and left and not self._is_flag(left[0]):
             value = left.popleft()
         elif value is None and action.nargs == "?":
             value = left.popleft() if left and not left[0].startswith("-") else str(action.const)
-        if value is None and action.nargs is None:  # argparse would take the first positional
+        if value is None and action.nargs is None:  # argparse would take the first positional as the value
             self.error(str(argparse.ArgumentError(action, "expected one argument")))
         if value is None:
             self._leave_out_true(action, name, left)
@@ -105,18 +105,18 @@ class Parser(argparse.ArgumentParser):
         return f"{name}={value}"
 
     def _leave_out_true(self, action: argparse.Action, name: str, left: deque[str]) -> None:
-        """Drop the "True" that openai-whisper has after a switch; "False", else taken as an argument, is refused."""
+        """Ignore "True" after a switch, as openai-whisper has it; refuse "False", which would become a positional."""
         if action.nargs == 0 and left and left[0] in ("True", "False") and left.popleft() == "False":
             self.refuse(f"{name} takes no value: for False leave it out")
 
     def _is_flag(self, word: str) -> bool:
-        """Whether a word after a flag is the next one, so that the first lacks its value."""
+        """Whether the word after a flag is another flag, so that the first one has no value."""
         name = word.partition("=")[0]
         known = self._action(name) or habit(name, self._verb)
         return known is not None or word.startswith("--") and " " not in word
 
     def _apart(self, word: str) -> list[str]:
-        """`-n5` and `-vv` as the flags that they are; nothing else may be written together."""
+        """Split `-n5` and `-vv` into flags and values; other combinations are not allowed."""
         first = self._action(word[:2])
         if first is None or len(word) < 3:
             return []
@@ -126,7 +126,7 @@ class Parser(argparse.ArgumentParser):
         return switches if all((one := self._action(name)) and one.nargs == 0 for name in switches) else []
 
     def _others(self, name: str, value: str | None, left: deque[str]) -> None:
-        """Another program's flag: passed over where it asks for what is so anyway, else refused."""
+        """Handle a flag of another program: ignored if it asks for what is done anyway, else refused with advice."""
         known = habit(name, self._verb) or habit(name.replace("_", "-"), self._verb)
         if known is None:
             self.error(f"there is no flag {name}{self._nearest(name)}")
@@ -139,7 +139,7 @@ class Parser(argparse.ArgumentParser):
             self.refuse(f"{name}{value and f' {value}'}: {known.advice}")
 
     def _nearest(self, name: str) -> str:
-        """A hint: the flag, of ours or of another program, that was perhaps meant."""
+        """A hint with the most similar flag, of slimrt or of another program."""
         glued = self._action(name[:2])
         if glued and glued.nargs is None and len(name) > 2:
             return f" (did you mean {name[:2]} {name[2:]}?)"

@@ -1,4 +1,4 @@
-"""slimrt perplexity: how well a model, and each of its caches, predicts a text."""
+"""slimrt perplexity: the perplexity of a text, and the KL divergence that each cache costs."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(args: argparse.Namespace) -> str | Path:
-    """What to score: a path, or the text itself. A lone argument is the text where a flag names the model."""
+    """The text to score: a path, or the text itself. A single argument is the text if a flag names the model."""
     given = [*beside_model(args, args.text), *(one for one in (args.file, args.prompt) if one is not None)]
     if len(given) > 1:
         args.usage_error("give one text: FILE or TEXT, -f FILE, or -p TEXT")
     if args.prompt is not None:
         return str(args.prompt)
     if given and args.file is None and " " in given[0] and not os.path.exists(given[0]):
-        if re.search(r"\S\.\w{1,4}$", given[0]):  # its few words would be scored in place of what is in the file
+        if re.search(r"\S\.\w{1,4}$", given[0]):  # a misspelt file name: else its words would be scored as the text
             raise FileNotFoundError(f"{given[0]}: no such file (a text that ends so is given with -p)")
         return str(given[0])
     if given:
@@ -84,7 +84,7 @@ def _text(args: argparse.Namespace) -> str | Path:
 
 
 def _check_usage(args: argparse.Namespace) -> None:
-    """Flags of the one way of measuring say nothing in the other."""
+    """Refuse flags of the other way of measuring."""
     if args.compare is None:
         flags = {"--prefix": args.prefix, "--plot": args.plot, "--sequences": args.sequences}
         flags["--chunk"] = None if args.chunk == 1 else args.chunk
@@ -98,7 +98,7 @@ def _check_usage(args: argparse.Namespace) -> None:
 
 
 def _plain(args: argparse.Namespace, source: ModelSource, text: str | Path) -> None:
-    """Perplexity over windows of one prefill each."""
+    """Print the perplexity over windows, each computed by one prefill."""
     if isinstance(text, Path):
         ids = file_ids(source, text, args.tokens).tolist()
     else:

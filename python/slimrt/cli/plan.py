@@ -1,4 +1,4 @@
-"""slimrt plan: what a model would take in memory, before it is loaded."""
+"""slimrt plan: the memory that a model would take, before it is loaded."""
 
 from __future__ import annotations
 

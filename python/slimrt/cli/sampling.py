@@ -1,4 +1,4 @@
-"""How tokens are chosen: the flags, and the same as Model.generate takes them."""
+"""Flags of sampling and constraints, and their translation to options of Model.generate."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from slimrt.plumbing.files import decode_text
 
 
 class SamplingFlags(Adder):
-    """Adds the flags of choosing tokens."""
+    """Adds the flags of sampling."""
 
     def n_predict(self, default: int) -> None:
-        """How long a text becomes."""
+        """The flag for the length of a text."""
         self.add(
             "-n",
             "--n-predict",
@@ -29,7 +29,7 @@ class SamplingFlags(Adder):
         )
 
     def sampling(self, *, temp: float = 0.8, num_beams: int | None = 1, beams: str = argparse.SUPPRESS) -> None:
-        """How tokens are chosen; temp, num_beams: the defaults. beams: what --num-beams says of itself."""
+        """Flags of sampling. temp, num_beams: defaults. beams: help text of --num-beams."""
         self.group("choice of tokens")
         self.add(
             "--temp", "--temperature", type=real(0), default=temp, metavar="T", help="0: greedy (default: %(default)s)"
@@ -147,7 +147,7 @@ class SamplingFlags(Adder):
         self.add("--num-beams", type=positive, default=num_beams, metavar="N", help=beams)
 
     def constraints(self) -> None:
-        """What texts are held to."""
+        """Flags of constrained decoding."""
         self.group("structured output (one of these; needs the extra grammar)")
         self.add("-j", "--json-schema", "-jf", "--json-schema-file", dest="json_schema", twin=False,
                  metavar="FILE|TEXT", help="JSON of this schema; {}: any")  # fmt: skip
@@ -159,14 +159,14 @@ class SamplingFlags(Adder):
 
 
 def constraint_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags of constraints(), as Model.generate takes them. OSError, ValueError: a file that cannot be read."""
+    """The flags of constraints() as options of Model.generate. OSError, ValueError: a file cannot be read."""
     given = {"json_schema": args.json_schema, "grammar": args.grammar}
     read = {name: value if value is None or _is_text(value) else _text_of(value) for name, value in given.items()}
     return read | {"regex": args.regex, "choice": args.choice}
 
 
 def _is_text(value: str) -> bool:
-    """Whether it is a schema or a grammar itself, not the name of a file with it."""
+    """Whether a value is a schema or grammar itself, not the name of a file."""
     return value.lstrip().startswith(("{", "true")) or "::=" in value or "start:" in value
 
 
@@ -175,7 +175,7 @@ def _text_of(name: str) -> str:
 
 
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags of sampling(), as Model.generate takes them."""
+    """The flags of sampling() as options of Model.generate."""
     return {
         "temperature": args.temp,
         "top_k": args.top_k,

@@ -1,4 +1,4 @@
-"""slimrt serve: a model behind OpenAI's HTTP interface."""
+"""slimrt serve: an HTTP server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -127,14 +127,14 @@ def _loaded(args: argparse.Namespace, source: ModelSource) -> Model:
 
 
 def _with_room(args: argparse.Namespace, source: ModelSource) -> Model:
-    """The model, in what the server leaves of the memory. WontFitError: it says what that is."""
+    """Load the model, in the memory that the server leaves. WontFitError: with the memory that the server needs."""
     planner = Planner.of(source, args.memory_limit, args.parallel, args.batch_size or 512, args.threads, args.device,
                          args.cache_tokens or 0, places(args.parallel, args.max_queue) - args.parallel)  # fmt: skip
     planner = with_draft(planner, args.draft_model, show_progress(args))
     planner = placed(planner, [CacheChoice.of(**cache_arguments(args))], args.ctx or 0)
     left = argparse.Namespace(**vars(args) | {"device": planner.device,
                                               "draft_model": planner.draft or args.draft_model})  # fmt: skip
-    if planner.device != "cpu":  # of the host the engine takes little
+    if planner.device != "cpu":  # the engine takes little host memory: nothing needs to be subtracted
         return open_model(left, source, args.ctx or 0, n_seqs=args.parallel)
     beside = planner.server(source.defaults).total
     left.memory_limit = max(planner.limit - beside, 1)
@@ -147,7 +147,7 @@ def _with_room(args: argparse.Namespace, source: ModelSource) -> Model:
 
 
 def _keys(args: argparse.Namespace) -> tuple[str, ...]:
-    """All keys; ValueError where a file has none, or where a flag or its variable is there and empty."""
+    """All API keys. ValueError: a key file without keys, or a flag or variable that is given but empty."""
     for flag, twin in (("api_key", "SLIMRT_API_KEY"), ("api_key_file", "SLIMRT_API_KEY_FILE")):
         given = getattr(args, flag)
         value = os.environ.get(twin) if given is None else given
@@ -165,7 +165,7 @@ def _keys(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _written(host: str) -> str:
-    """An address as URLs have it."""
+    """An address as in URLs."""
     try:
         return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
     except ValueError:

@@ -1,4 +1,4 @@
-"""slimrt text2text: a text from another, with models of the T5 family."""
+"""slimrt text2text: sequence-to-sequence generation with models of the T5 family."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slimrt.plumbing import progress
 from slimrt.plumbing.files import decode_text
 from slimrt.results import Generation
 
-_AT_ONCE = 8  # texts decoded together where the user does not say
+_AT_ONCE = 8  # texts decoded together by default
 
 
 def add_flags(flags: Flags, *, what: str = "turn into another", num_beams: int | None = 1) -> None:
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def texts(args: argparse.Namespace) -> list[str]:
-    """What -p, -f or stdin give: texts, or one on each line; where a line is blank, so is the text."""
+    """The texts given by -p, or one on each line of -f or stdin; blank lines are kept as blank texts."""
     if args.prompt is not None and args.file is not None:
         args.usage_error("give -p or -f, not both")
     if args.prompt is not None:
@@ -71,12 +71,12 @@ def texts(args: argparse.Namespace) -> list[str]:
 
 
 def transform(args: argparse.Namespace, sources: Sequence[str]) -> int:
-    """Print what the model makes of each text, a line each: an empty one of a blank one among several."""
+    """Print the output for each text, one line each; among several texts a blank one gives an empty line."""
     options: dict[str, Any] = sampling_arguments(args) | {
         "max_tokens": args.n_predict,
         "length_penalty": args.length_penalty,
     }
-    from_flags(args, lambda: Text2Text(**options))  # what does not go together is said before the model is loaded
+    from_flags(args, lambda: Text2Text(**options))  # wrong usage is found before the model is loaded
     given = [i for i, source in enumerate(sources) if source.strip() or len(sources) == 1]
     at_once, n = args.parallel or min(len(given), _AT_ONCE), len(given)
     output = _Output(args, sources, given)
@@ -99,16 +99,16 @@ def transform(args: argparse.Namespace, sources: Sequence[str]) -> int:
 
 
 class _Output:
-    """Prints what is made of the texts, in their order, as soon as it and what comes before it is known.
+    """Prints results in the order of the texts, each as soon as it and all before it are known.
 
     Args:
-        given: places of those that something is made of; the others are blank.
+        given: indices of the texts that are not blank.
     """
 
     def __init__(self, args: argparse.Namespace, sources: Sequence[str], given: Sequence[int]):
         self._args, self._sources = args, sources
         self._results: dict[int, Generation] = {}
-        self._known = set(range(len(sources))) - set(given)  # what their lines are
+        self._known = set(range(len(sources))) - set(given)  # indices of the lines that are known
         self._n, self._turn = len(given), 0
         self._begun = False
 
@@ -124,14 +124,14 @@ class _Output:
             self._turn += 1
 
     def interrupted(self) -> None:
-        """Say how much there is, when no more comes."""
+        """Print a note about how much is done."""
         holes = self._turn < max(self._results, default=-1) and not self._args.json
         with progress.aside():
             note(self._args, f"slimrt: interrupted: {self.n_done} of {self._n} texts are done"
                  + "; an empty line stands for one that is not" * holes)  # fmt: skip
 
     def end(self) -> None:
-        """Print what is done though not all before it is, and say what is cut off."""
+        """Print results that were held back because earlier ones are missing, and note truncated texts."""
         for index in range(self._turn, max(self._results, default=-1) + 1):
             self._print(index)
         if self._begun and self._args.json and self._several:
@@ -147,7 +147,7 @@ class _Output:
         return len(self._sources) > 1
 
     def _print(self, index: int) -> None:
-        """A text, as a record, or as a line, which is empty where there is none."""
+        """Print a result as a record or a line; without a result the line is empty."""
         one = self._results.get(index)
         if self._args.json:
             if one is not None:

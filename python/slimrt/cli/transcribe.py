@@ -35,7 +35,7 @@ from slimrt.speech.vad import METHODS
 
 _STDIN = "-"
 _FORMATS = (*FORMATS, "json")
-_AT_ONCE = 8  # sounds decoded together where the user does not say
+_AT_ONCE = 8  # sounds decoded together by default
 _VAD_FLAGS = ("threshold", "min_speech_duration_ms", "min_silence_duration_ms", "speech_pad_ms")  # --vad-...
 
 
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     sequences = from_flags(args, lambda: Transcription(**options)).sequences
     output = _Output(args, form, _targets(args, form))
     source = model_source(args)
-    sounds = _sounds(args)  # before the weights
+    sounds = _sounds(args)  # read before the weights are loaded
     if not sounds:
         return 1
     at_once = args.windows or args.parallel or min(len(sounds), _AT_ONCE)
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _detect_languages(args: argparse.Namespace) -> int:
-    """Prints the language of each sound and its probability, in JSON those of all languages."""
+    """Print the language of each sound with its probability; as JSON the probabilities of all languages."""
     options = {name: _options(args)[name] for name in ("vad", "vad_parameters", "skip_silence", "max_seconds")}
     from_flags(args, lambda: Transcription(**options))
     sounds = _sounds(args)
@@ -175,7 +175,7 @@ def _detect_languages(args: argparse.Namespace) -> int:
 
 
 def _check_vad(args: argparse.Namespace) -> None:
-    """Wrong usage where --vad-... say how silence is found that is not looked for, or not by --vad."""
+    """Refuse as wrong usage --vad-... flags without --vad, or with a method that does not use them."""
     given = [f"--vad-{name.replace('_', '-')}" for name in _VAD_FLAGS if getattr(args, f"vad_{name}") is not None]
     if given and args.vad == "none" and not args.skip_silence:
         args.usage_error(f"give --vad with {', '.join(given)}: without it no silence is looked for")
@@ -199,12 +199,12 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    """Numbers with commas between, for argparse."""
+    """Numbers separated by commas, for argparse."""
     return tuple(parsed(float, part, "numbers with commas between") for part in text.split(","))
 
 
 def _ids(text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between, for argparse."""
+    """Integers separated by commas, for argparse."""
     return tuple(parsed(int, part, "token ids with commas between") for part in text.split(","))
 
 
@@ -214,7 +214,7 @@ def _or_none(text: str) -> float | None:
 
 
 def _targets(args: argparse.Namespace, form: str) -> dict[str, Path]:
-    """The file to write for each sound, none for stdout; their directory made, and problems said, before the work."""
+    """The file to write for each sound, empty for stdout. Directories are made and paths checked before the work."""
     if not args.output:
         return {}
     folder = Path(args.output)
@@ -235,7 +235,7 @@ def _targets(args: argparse.Namespace, form: str) -> dict[str, Path]:
 
 
 def _sounds(args: argparse.Namespace) -> list[tuple[str, Sound]]:
-    """The sounds with their paths, without those that cannot be used, which is said."""
+    """The sounds with their paths; those that cannot be read are reported and left out."""
     sounds = []
     for path in args.audio:
         try:
@@ -250,22 +250,22 @@ def _sounds(args: argparse.Namespace) -> list[tuple[str, Sound]]:
 
 
 class _Output:
-    """Writes what comes of the sounds as soon as it is known: nothing that is finished is lost when the rest fails.
+    """Writes results as soon as they are known, so that finished ones are not lost if a later one fails.
 
     Args:
-        targets: the file for each sound; empty: all goes to stdout, in the order of the sounds.
+        targets: the file for each sound; empty: all go to stdout, in the order of the sounds.
     """
 
     def __init__(self, args: argparse.Namespace, form: str, targets: dict[str, Path]):
         self._args, self._form, self._targets = args, form, targets
         self._paths: list[str] = []
         self._cues: list[Subtitles] = []
-        self._waiting: dict[int, list[str]] = {}  # what sounds have said whose turn has not come
+        self._waiting: dict[int, list[str]] = {}  # output of sounds whose turn has not come
         self._done: set[int] = set()
         self._turn = 0
 
     def begin(self, paths: list[str]) -> None:
-        """With the sounds that can be used."""
+        """Start, with the paths of the sounds that could be read."""
         self._paths = paths
         self._waiting = {i: [] for i in range(len(paths))}
         if self._form != "json":
@@ -306,13 +306,13 @@ class _Output:
         return len(self._args.audio) > 1
 
     def _head(self, index: int) -> str:
-        """What comes before a sound on stdout."""
+        """The text before a sound's output on stdout."""
         if self._form == "json":
             return ("[\n" if index == 0 else ",\n") if self._several else ""
         return f"{self._paths[index]}:\n" if self._several else FORMATS[self._form].head
 
     def _flush(self) -> None:
-        """Print what is known of the sound whose turn it is, and of the next if that one is done."""
+        """Print the output of the sound whose turn it is, and go on with the next ones if it is done."""
         while self._turn < len(self._paths):
             self._say("".join(self._waiting[self._turn]))
             self._waiting[self._turn] = []

@@ -1,4 +1,4 @@
-"""slimrt translate: a text in another language, with models of the T5 family."""
+"""slimrt translate: translation with models of the T5 family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What flags take, for argparse: numbers within bounds, sizes, caches, types. Each raises ArgumentTypeError."""
+"""Types of flags for argparse: bounded numbers, sizes, lists. Each raises ArgumentTypeError."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from slimrt.errors import SlimrtError
 from slimrt.plumbing.units import parse_bytes
 
 Number = TypeVar("Number", int, float)
-_MOST = (1 << 31) - 1  # whole numbers have 32 bits in the engine
+_MOST = (1 << 31) - 1  # the engine's integers have 32 bits
 
 
 def parsed(kind: Callable[[str], Number], text: str, what: str) -> Number:
-    """A value from a text; what: it must be, for the complaint."""
+    """Convert a text; what: the expected kind of value, for the error message."""
     try:
         return kind(text)
     except ValueError:
@@ -25,7 +25,7 @@ def parsed(kind: Callable[[str], Number], text: str, what: str) -> Number:
 
 
 def accepted(check: Callable[[str], object]) -> Callable[[str], str]:
-    """The text, if a function of the library takes it; what that one says is the complaint."""
+    """A type that keeps the text if a function of the library accepts it; the message comes from that function."""
 
     def text_of(text: str) -> str:
         try:
@@ -38,7 +38,7 @@ def accepted(check: Callable[[str], object]) -> Callable[[str], str]:
 
 
 def whole(low: int, high: int = _MOST) -> Callable[[str], int]:
-    """A whole number within bounds, both included."""
+    """An integer within bounds, both included."""
 
     def number(text: str) -> int:
         return _within(parsed(int, text, "a whole number"), low, high)
@@ -74,14 +74,14 @@ seed = whole(0, (1 << 63) - 1)
 
 
 def portion(text: str) -> float:
-    """A number or a percentage, 0.02 or 2%."""
+    """A number or a percentage, such as 0.02 or 2%."""
     if text.endswith("%"):
         return parsed(float, text[:-1], "a number or a percentage") / 100
     return parsed(float, text, "a number or a percentage")
 
 
 def share(text: str) -> float:
-    """A portion from 0 up to, but not, 1."""
+    """A portion from 0 (included) to 1 (excluded)."""
     value = portion(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 0 and below 1, got {text}")
@@ -89,7 +89,7 @@ def share(text: str) -> float:
 
 
 def share_or_auto(text: str) -> float | str:
-    """The same, or "auto"."""
+    """A share, or "auto"."""
     return text if text == "auto" else share(text)
 
 
@@ -102,7 +102,7 @@ def between(text: str) -> float:
 
 
 def bias(text: str) -> tuple[int, float]:
-    """A token id and what is added to its logit: 42=-1.5, or 42-1.5 as in llama.cpp."""
+    """A token id and a value to add to its logit: 42=-1.5, or 42-1.5 as in llama.cpp."""
     token, _, value = re.sub(r"^(\d+)([+-])", r"\1=\2", text).partition("=")
     what = "a token id and a number, such as 42=-1.5 or 42=-inf"
     number = parsed(float, value, what)
@@ -112,14 +112,14 @@ def bias(text: str) -> tuple[int, float]:
 
 
 def not_empty(text: str) -> str:
-    """A text that says something."""
+    """A text that is not empty."""
     if not text:
         raise argparse.ArgumentTypeError("must not be empty")
     return text
 
 
 def lower(text: str) -> str:
-    """Names are small letters here; Q8_0 is q8_0."""
+    """Names are case-insensitive: Q8_0 is q8_0."""
     return text.lower()
 
 
@@ -127,17 +127,17 @@ size = accepted(parse_bytes)  # an amount of memory, such as 6GiB
 
 
 def is_number(word: str) -> bool:
-    """Whether a word goes on with a list of numbers."""
+    """Whether a word continues a list of numbers."""
     return re.fullmatch(r"-?[\d.]+(e-?\d+)?(,-?[\d.]+(e-?\d+)?)*", word) is not None and not os.path.exists(word)
 
 
 def is_cache(word: str) -> bool:
-    """Whether a word goes on with a list of caches: it looks like the name of one, and is no file."""
+    """Whether a word continues a list of caches: it looks like a cache's name, and no such file exists."""
     return re.fullmatch(r"[\w+]{1,8}(:[^\s/]*)?(,[^\s/]*)*", word) is not None and not os.path.exists(word)
 
 
 def one_of(choices: Iterable[str] | None) -> Callable[[str], str]:
-    """What is among the choices; None: anything."""
+    """One of the choices; None: any text."""
     known = None if choices is None else list(choices)
 
     def chosen(text: str) -> str:

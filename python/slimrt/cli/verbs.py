@@ -1,4 +1,4 @@
-"""The verbs: what each is for, in a line, and what one types. Their modules, slimrt.cli.NAME, are imported on use."""
+"""The verbs: a line of help and examples for each. Their modules, slimrt.cli.NAME, are imported when used."""
 
 from __future__ import annotations
 
