@@ -26,7 +26,7 @@ Results go to stdout, everything else to stderr. Exit code: 0 done, 1 error, 2 w
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
     _prepare_streams()
-    _unwind_when_told_to_end()
+    _raise_on_signals()
     args: argparse.Namespace | None = None
     try:
         try:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain(error)
         return 1
     finally:
-        _drop_unwritten_output()
+        _discard_output()
 
 
 def whole_parser() -> Parser:
@@ -143,7 +143,7 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _drop_unwritten_output() -> None:
+def _discard_output() -> None:
     """Redirect stdout to the null device if it cannot be written: else the interpreter reports it again at exit."""
     try:
         sys.stdout.flush()
@@ -151,7 +151,7 @@ def _drop_unwritten_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _unwind_when_told_to_end() -> None:
+def _raise_on_signals() -> None:
     """Make SIGTERM and SIGHUP end the program by an exception, so that partial files are removed."""
     if threading.current_thread() is not threading.main_thread():  # signal handlers can only be set there
         return

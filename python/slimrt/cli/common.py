@@ -147,13 +147,13 @@ class Flags(SamplingFlags):
 def check_cache_flags(args: argparse.Namespace) -> None:
     """Refuse as wrong usage combinations of engine() flags that are wrong for every model."""
     native_types(args)
-    _check_said_twice(args)
+    _check_conflicts(args)
     with heard(args.quiet):
         args.device = from_flags(args, lambda: resolve_device(args.device, args.gpu_layers))
     known_cache(args, cache_arguments(args))
 
 
-def _check_said_twice(args: argparse.Namespace) -> None:
+def _check_conflicts(args: argparse.Namespace) -> None:
     """Refuse as wrong usage a flag that another flag about the cache would override."""
 
     def typed(name: str) -> bool:

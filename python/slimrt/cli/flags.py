@@ -78,7 +78,7 @@ class Adder:
             except argparse.ArgumentTypeError as error:
                 self.parser.error(f"{twin}: {error}")
         else:
-            action.type, action.default = _told_of(kind, twin), _Twin(value)
+            action.type, action.default = _naming_variable(kind, twin), _Twin(value)
 
     def _switch(self, twin: str, value: str) -> bool:
         """The value of a variable for a flag without a value; other texts than yes, no and the like are wrong usage."""
@@ -99,7 +99,7 @@ class Adder:
         return " ".join([self.parser.prog, *needed, "[flags]"])
 
 
-def _told_of(kind: Callable[[str], Any], twin: str) -> Callable[[str], Any]:
+def _naming_variable(kind: Callable[[str], Any], twin: str) -> Callable[[str], Any]:
     """The type of a flag, whose errors name the environment variable if the value comes from it."""
 
     def typed(text: str) -> Any:

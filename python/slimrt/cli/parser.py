@@ -71,12 +71,12 @@ class Parser(argparse.ArgumentParser):
                 positionals.append(word)
             elif action := self._action(name):
                 flags.append(self._flag(action, value if equals else None, left))
-            elif apart := self._apart(word):
+            elif apart := self._split_short(word):
                 left.extendleft(reversed(apart))
             elif " " in name:  # a positional text that begins with a dash
                 positionals.append(word)
             else:
-                self._others(name, value if equals else None, left)
+                self._foreign_flag(name, value if equals else None, left)
         dashed = any(one.startswith("-") and one != "-" for one in positionals)
         return [*flags, *(["--"] if dashed else []), *positionals]
 
@@ -115,7 +115,7 @@ class Parser(argparse.ArgumentParser):
         known = self._action(name) or habit(name, self._verb)
         return known is not None or word.startswith("--") and " " not in word
 
-    def _apart(self, word: str) -> list[str]:
+    def _split_short(self, word: str) -> list[str]:
         """Split `-n5` and `-vv` into flags and values; other combinations are not allowed."""
         first = self._action(word[:2])
         if first is None or len(word) < 3:
@@ -125,7 +125,7 @@ class Parser(argparse.ArgumentParser):
         switches = [f"-{letter}" for letter in word[1:]]
         return switches if all((one := self._action(name)) and one.nargs == 0 for name in switches) else []
 
-    def _others(self, name: str, value: str | None, left: deque[str]) -> None:
+    def _foreign_flag(self, name: str, value: str | None, left: deque[str]) -> None:
         """Handle a flag of another program: ignored if it asks for what is done anyway, else refused with advice."""
         known = habit(name, self._verb) or habit(name.replace("_", "-"), self._verb)
         if known is None:

@@ -135,7 +135,7 @@ class _Output:
         for index in range(self._turn, max(self._results, default=-1) + 1):
             self._print(index)
         if self._begun and self._args.json and self._several:
-            self._say("\n]\n")
+            self._write("\n]\n")
         cut = sum(one.finish_reason in ("length", "context") for one in self._results.values())
         if cut:
             with progress.aside():
@@ -151,10 +151,10 @@ class _Output:
         one = self._results.get(index)
         if self._args.json:
             if one is not None:
-                self._say(self._record(self._sources[index], one))
+                self._write(self._record(self._sources[index], one))
         else:
             text = one.text if one is not None else ""
-            self._say((" ".join(text.split("\n")) if self._several else text) + "\n")
+            self._write((" ".join(text.split("\n")) if self._several else text) + "\n")
 
     def _record(self, source: str, one: Generation) -> str:
         record = as_json({"source": source} | one.to_dict())
@@ -162,7 +162,7 @@ class _Output:
             return f"{record}\n"
         return (",\n" if self._begun else "[\n") + as_item(record)
 
-    def _say(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         self._begun = True
         with progress.aside():
             sys.stdout.write(text)

@@ -271,7 +271,7 @@ class _Output:
         if self._form != "json":
             self._cues = [Subtitles(self._form, self._args.word_timestamps) for _ in paths]
         if not self._targets:
-            self._say(self._head(0))
+            self._write(self._head(0))
 
     def segment(self, index: int, segment: Segment) -> None:
         if not self._targets and self._form != "json":
@@ -314,17 +314,17 @@ class _Output:
     def _flush(self) -> None:
         """Print the output of the sound whose turn it is, and go on with the next ones if it is done."""
         while self._turn < len(self._paths):
-            self._say("".join(self._waiting[self._turn]))
+            self._write("".join(self._waiting[self._turn]))
             self._waiting[self._turn] = []
             if self._turn not in self._done:
                 return
             self._turn += 1
             if self._turn < len(self._paths):
-                self._say(self._head(self._turn))
+                self._write(self._head(self._turn))
             elif self._form == "json":
-                self._say("\n]\n" if self._several else "\n")
+                self._write("\n]\n" if self._several else "\n")
 
-    def _say(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         if text:
             with progress.aside():
                 sys.stdout.write(text)

@@ -13,7 +13,7 @@ from slimrt import core
 from slimrt.forecast.series import Positions, Values, check_reach, positions_of, recent
 from slimrt.generation.search import Append, Encode, Engine, Logits, Task, follow, together
 
-_FAR = 1e20  # outer boundary of the first and the last bin
+_OUTER_BOUNDARY = 1e20  # outer boundary of the first and the last bin
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Chronos:
         scale = float(np.abs(values).mean(dtype=np.float32))
         scale = scale if scale > 0 else 1.0
         middles = (self.centers[1:] + self.centers[:-1]) / 2
-        boundaries = np.concatenate(([-_FAR], middles, [_FAR])).astype(np.float32)
+        boundaries = np.concatenate(([-_OUTER_BOUNDARY], middles, [_OUTER_BOUNDARY])).astype(np.float32)
         bins = np.searchsorted(boundaries, values / np.float32(scale), side="right")
         tokens = np.clip(bins + self.n_special_tokens, 0, self.n_tokens - 1)
         tokens = np.append(tokens, [self.eos_token_id] * self.use_eos_token)
@@ -114,12 +114,12 @@ class Paths:
             paths: list[Sequence[int]] = []
             while len(paths) < self.samples:
                 some = min(self.width, self.samples - len(paths))
-                paths += yield from self._some(root, [seeds.getrandbits(62) for _ in range(some)], horizon)
+                paths += yield from self._sample(root, [seeds.getrandbits(62) for _ in range(some)], horizon)
         finally:
             self.engine.free_sequence(root)
         return self.model.decode(np.array(paths, np.int64), scale)
 
-    def _some(self, root: int, seeds: Sequence[int], horizon: int) -> Task[list[Sequence[int]]]:
+    def _sample(self, root: int, seeds: Sequence[int], horizon: int) -> Task[list[Sequence[int]]]:
         forks: list[int] = []
         try:
             forks += [self.engine.fork(root) for _ in seeds]

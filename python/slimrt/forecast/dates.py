@@ -102,11 +102,11 @@ def read_dates(
                 f"({other.name}): name the form, as with {hint.format(chosen.name)}"
             )
     if "%y" in chosen.name:
-        moments = _in_order(moments, [one.tolist() for one in series] or [list(range(len(moments)))])
+        moments = _with_century(moments, [one.tolist() for one in series] or [list(range(len(moments)))])
     return _dates(chosen, moments)
 
 
-def _in_order(moments: list[datetime], series: Sequence[Sequence[int]]) -> list[datetime]:
+def _with_century(moments: list[datetime], series: Sequence[Sequence[int]]) -> list[datetime]:
     """Correct the century of dates with two-digit years, which strptime places in 1969 to 2068. If the rows of a series
     (indices into `moments`) are not monotonic then, take the hundred years in which all dates are closest together."""
     if all(_monotonic([moments[at] for at in where]) for where in series):

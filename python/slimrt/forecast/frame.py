@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Predict = Callable[[list[NDArray[np.float64]]], tuple[NDArray[np.float32], NDArray[np.float32]]]
-_ENOUGH = 3  # timestamps from which a frequency can be inferred
+_MIN_TIMESTAMPS = 3  # timestamps from which a frequency can be inferred
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def predict_frame(
     quantiles, points = predict(values)
     ends = pandas.concat([rows.tail(1) for rows in series.values()])
     result = pandas.DataFrame({columns.id: np.repeat(ends[columns.id].to_numpy(), points.shape[1])})
-    result[columns.timestamp] = _behind(pandas, ends[columns.timestamp], offset, points.shape[1])
+    result[columns.timestamp] = _future_timestamps(pandas, ends[columns.timestamp], offset, points.shape[1])
     result["target_name"] = columns.target
     result["predictions"] = points.ravel()
     for i, level in enumerate(levels):
@@ -103,7 +103,7 @@ def _timestamps(pandas: Any, column: pd.Series[Any], name: str, series: Iterable
     raise ValueError(f"column '{name}' is not of times, it is {column.dtype}: convert it with pandas.to_datetime")
 
 
-def _behind(pandas: Any, last: pd.Series[Any], offset: Any, steps: int) -> Any:
+def _future_timestamps(pandas: Any, last: pd.Series[Any], offset: Any, steps: int) -> Any:
     """The timestamps of the steps after each series, series by series."""
     ends = pandas.DatetimeIndex(last)
     with warnings.catch_warnings():
@@ -120,7 +120,7 @@ def _frequency(pandas: Any, series: Mapping[Any, pd.DataFrame], column: str) -> 
         times = pandas.DatetimeIndex(rows[column])
         if times.has_duplicates:
             raise ValueError(f"series {name!r} has two rows at {times[times.duplicated()][0]}: one row a step")
-        if len(times) >= _ENOUGH:
+        if len(times) >= _MIN_TIMESTAMPS:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # its return type will change in pandas 4
                 freq = pandas.infer_freq(times)
@@ -128,7 +128,7 @@ def _frequency(pandas: Any, series: Mapping[Any, pd.DataFrame], column: str) -> 
                 raise ValueError(f"{_irregular(name, times)}; name it, as freq='D' or freq=pandas.DateOffset(months=1)")
             found.setdefault(getattr(freq, "freqstr", freq), name)
     if not found:
-        raise ValueError(f"no series has {_ENOUGH} rows, which would tell a frequency: name it, as freq='D'")
+        raise ValueError(f"no series has {_MIN_TIMESTAMPS} rows, which would tell a frequency: name it, as freq='D'")
     if len(found) > 1:
         told = ", ".join(f"{freq} (series {name!r})" for freq, name in found.items())
         raise ValueError(f"series have different frequencies: {told}; forecast them apart from each other")

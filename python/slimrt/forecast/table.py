@@ -121,7 +121,7 @@ class _Table:
     def of(cls, text: str, name: str, gaps: bool = False) -> _Table:
         """Parse a CSV text. gaps: empty rows are steps without a value; else they are skipped."""
         rows = _rows(text, name)
-        said = [row for row in rows if _says(row)]
+        said = [row for row in rows if _is_not_blank(row)]
         headed = _is_header(said[0], said[1] if len(said) > 1 else [])
         body, numbers = (rows if gaps else said)[headed:], [str(i + 1) for i in range(len(rows[0]))]
         _check_widths(rows, name)
@@ -247,14 +247,14 @@ def _rows(text: str, name: str) -> list[list[str]]:
         rows = [*csv.reader(lines, delimiter=declared[1] if declared else found)]
     except csv.Error as error:
         raise ValueError(f"{name}: not a CSV file: {error}") from None
-    said = [i for i, row in enumerate(rows) if _says(row)]
+    said = [i for i, row in enumerate(rows) if _is_not_blank(row)]
     if not said:
         raise ValueError(f"{name}: no rows in it")
-    last = max(i for i, row in enumerate(rows) if _says(row) or row == [""])  # pandas writes missing values so
-    return [row for row in rows[said[0] : last + 1] if len(row) > 1 or row == [""] or _says(row)]
+    last = max(i for i, row in enumerate(rows) if _is_not_blank(row) or row == [""])  # pandas writes missing values so
+    return [row for row in rows[said[0] : last + 1] if len(row) > 1 or row == [""] or _is_not_blank(row)]
 
 
-def _says(row: Sequence[str]) -> bool:
+def _is_not_blank(row: Sequence[str]) -> bool:
     return any(cell.strip() for cell in row)
 
 

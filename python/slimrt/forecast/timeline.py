@@ -104,7 +104,7 @@ def arranged(
         ValueError: two rows of a series in one step, dates without a frequency, or most steps missing.
     """
     notes = Notes(len(tables))
-    ordered = {name: _in_order(name, rows, notes) for name, rows in tables.items()}
+    ordered = {name: _sorted_by_date(name, rows, notes) for name, rows in tables.items()}
     longest = max(ordered.values(), key=lambda rows: len(rows.values))
     known = _steps(longest.dates, freq, enough=2)  # for series too short to have a frequency of their own
     if known is None:
@@ -113,12 +113,12 @@ def arranged(
     result = {}
     for name, rows in ordered.items():
         steps = _steps(rows.dates, freq, enough=3) or known.starting(rows.dates)
-        result[name] = _placed(name, rows, steps, freq is not None, notes)
+        result[name] = _filled(name, rows, steps, freq is not None, notes)
     notes.tell(tell)
     return result
 
 
-def _in_order(name: str, rows: Rows, notes: Notes) -> Rows:
+def _sorted_by_date(name: str, rows: Rows, notes: Notes) -> Rows:
     utc = rows.dates.utc
     backwards = np.diff(utc) < np.timedelta64(0)
     if backwards.any():
@@ -161,7 +161,7 @@ def _steps(dates: Dates, freq: str | None, enough: int) -> _Steps | None:
     return _Steps(by_clock, False)
 
 
-def _placed(name: str, rows: Rows, steps: _Steps, insisted: bool, notes: Notes) -> tuple[NDArray[np.float64], Timeline]:
+def _filled(name: str, rows: Rows, steps: _Steps, insisted: bool, notes: Notes) -> tuple[NDArray[np.float64], Timeline]:
     """The regular values and the timeline of a series whose rows are sorted."""
     moments, frequency, in_utc = steps.of(rows.dates), steps.frequency, steps.in_utc
     where = notes.where(name)
@@ -186,7 +186,7 @@ def _placed(name: str, rows: Rows, steps: _Steps, insisted: bool, notes: Notes) 
         raise ValueError(f"{where}{rows.named(same + 1)} falls in the same step as the row before ({frequency})")
     frequency = frequency.starting(frequency.moments(places[:1])[0])
     places -= places[0]
-    _tell_of_gaps(name, rows, places, frequency, notes)
+    _note_gaps(name, rows, places, frequency, notes)
     values = np.full(places[-1] + 1, np.nan)
     values[places] = rows.values
     offsets = rows.dates.offsets
@@ -195,7 +195,7 @@ def _placed(name: str, rows: Rows, steps: _Steps, insisted: bool, notes: Notes) 
     return values, Timeline(frequency, len(values), None if offsets is None else offsets[-1], in_utc, rows.dates.form)
 
 
-def _tell_of_gaps(name: str, rows: Rows, places: Places, frequency: Frequency, notes: Notes) -> None:
+def _note_gaps(name: str, rows: Rows, places: Places, frequency: Frequency, notes: Notes) -> None:
     """Note missing steps. ValueError: more are missing than exist."""
     n, missing = int(places[-1]) + 1, int(places[-1]) + 1 - len(places)
     behind = rows.named(np.flatnonzero(np.diff(places) > 1))

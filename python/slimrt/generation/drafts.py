@@ -32,23 +32,23 @@ class DraftedRun(Run):
         if self._lookup is not None:
             self._lookup.extend(self.prompt)
         self._drafter: Drafter | None = None
-        self._known = 0  # tokens of the text that the lookup has seen
-        self._asked: Odds | None = None  # accept statistics of the draft model, if the current drafts are its
-        self._guesses: deque[int] = deque()  # drafts that have cache rows but are not accepted yet
-        self._ahead: deque[Logits] = deque()  # rows of logits after each of these drafts, used if it is accepted
+        self._n_learned = 0  # tokens of the text that the lookup has seen
+        self._odds: Odds | None = None  # accept statistics of the draft model, if the current drafts are its
+        self._drafts: deque[int] = deque()  # drafts that have cache rows but are not accepted yet
+        self._draft_logits: deque[Logits] = deque()  # rows of logits after each of these drafts, used if it is accepted
         modes = {layer["mode"] for layer in self.runtime.info["layers"]}
         self._may_guess = modes.isdisjoint(AGING)  # aged rows cannot be truncated
         self._pace = loop_of(self.runtime).pace
 
     def _next(self, pending: Sequence[int]) -> Task[tuple[int, Logprobs | None]]:
-        if not self._ahead:
+        if not self._draft_logits:
             guesses = yield from self._guess(pending)
             if not guesses:
                 return (yield from super()._next(pending))
-            self._ahead.extend((yield Append([(self.session, [*pending, *guesses])], outputs=len(guesses) + 1)))
-            self._guesses.extend(guesses)
+            self._draft_logits.extend((yield Append([(self.session, [*pending, *guesses])], outputs=len(guesses) + 1)))
+            self._drafts.extend(guesses)
             self.drafted += len(guesses)
-        return self._chosen(self._ahead.popleft())
+        return self._chosen(self._draft_logits.popleft())
 
     def _guess(self, pending: Sequence[int]) -> Task[list[int]]:
         """Draft tokens to follow `pending` (accepted tokens without rows); empty if drafting does not pay."""
@@ -60,20 +60,20 @@ class DraftedRun(Run):
         if not self.tokens or not self._may_guess or most <= 0:
             return []
         if self._lookup is not None and (guesses := self._looked_up(self._lookup, most)):
-            self._asked = None
+            self._odds = None
             return guesses
         if (draft := self.runtime.draft) is None:
             return []
         if self._drafter is None:
             self._drafter = draft.drafter(self.options.biases(self.ends), self.ends, self.key)
-        self._asked = draft.odds
+        self._odds = draft.odds
         found: list[int] = yield Guess(self.session, [*self.session.tokens, *pending], self._drafter, most)
         return found
 
     def _looked_up(self, lookup: Lookup, most: int) -> list[int]:
         """Drafts from the text itself: as many as pay if every text of the step drafts as many."""
-        lookup.learn(self.tokens[self._known :])
-        self._known = len(self.tokens)
+        lookup.learn(self.tokens[self._n_learned :])
+        self._n_learned = len(self.tokens)
         guesses = lookup.guess(most)
         del guesses[lookup.odds.best(len(guesses), lambda n: self._pace.cost(n * self._pace.n_texts)) :]
         if guesses:
@@ -88,30 +88,30 @@ class DraftedRun(Run):
         if self.finish_reason is not None:
             return self._drop()
         n = 0
-        while n < len(self._pending) and self._guesses and self._pending[n] == self._guesses[0]:
-            self._guesses.popleft()
+        while n < len(self._pending) and self._drafts and self._pending[n] == self._drafts[0]:
+            self._drafts.popleft()
             n += 1
             self._learn(True)
         for _ in range(n - 1):  # tokens forced by a grammar need no choice: their rows of logits are skipped
-            self._ahead.popleft()
+            self._draft_logits.popleft()
         if n < len(self._pending):
-            if self._guesses:
+            if self._drafts:
                 self._learn(False)
             self._drop()
         self._pending = self._pending[n:]
 
     def _learn(self, right: bool) -> None:
         self.accepted += right
-        if self._asked is not None:
-            self._asked.learn(right)
+        if self._odds is not None:
+            self._odds.learn(right)
 
     def _drop(self) -> None:
         """Truncate the drafts that were not accepted."""
         assert self.session is not None
-        if self._guesses:
-            self.session.cut(self.session.length - len(self._guesses))
-        self._guesses.clear()
-        self._ahead.clear()
+        if self._drafts:
+            self.session.cut(self.session.length - len(self._drafts))
+        self._drafts.clear()
+        self._draft_logits.clear()
 
     def _end(self) -> None:
         if self.session is not None and not self.session.closed:

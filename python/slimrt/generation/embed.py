@@ -46,10 +46,10 @@ def embeddings(
     """The same as one task for each text. The arguments are checked here, before any task runs."""
     if pooling not in POOLINGS:
         raise UnsupportedError(f"pooling {pooling!r} is not supported; supported: 'mean', 'last' and None")
-    make = _encoded if require(runtime, "text", "t5", to="embed a text") == "t5" else _read
+    make = _embed_encoder if require(runtime, "text", "t5", to="embed a text") == "t5" else _embed_decoder
     for number, text in enumerate(texts):
         _check(runtime, text, number)
-    return [make(runtime, text, _Pooled(pooling, normalize)) for text in texts]
+    return [make(runtime, text, _Pooling(pooling, normalize)) for text in texts]
 
 
 def _check(runtime: Runtime, text: Sequence[int], number: int) -> None:
@@ -61,7 +61,7 @@ def _check(runtime: Runtime, text: Sequence[int], number: int) -> None:
         raise ContextOverflowError(f"text {number} has {len(text)} tokens, the encoder takes {most}: shorten it")
 
 
-class _Pooled:
+class _Pooling:
     """Pools the hidden states of a text as they are computed in pieces; pooling None keeps them all."""
 
     def __init__(self, pooling: str | None, normalize: bool):
@@ -82,10 +82,10 @@ class _Pooled:
         """The pooled vector (d_model,), or with pooling None the states (tokens, d_model)."""
         found = self._sum / self._n if self._pooling == "mean" else np.concatenate(self._kept)
         vectors = np.asarray(found[0] if self._pooling == "last" else found, np.float32)
-        return _of_length_one(vectors) if self._normalize else vectors
+        return _normalized(vectors) if self._normalize else vectors
 
 
-def _read(runtime: Runtime, text: Sequence[int], pooled: _Pooled) -> Task[Vectors]:
+def _embed_decoder(runtime: Runtime, text: Sequence[int], pooled: _Pooling) -> Task[Vectors]:
     """Embed with a decoder-only model: pools the states that the head reads."""
     with Session.new(runtime) as session:
         session.replaceable = True
@@ -96,7 +96,7 @@ def _read(runtime: Runtime, text: Sequence[int], pooled: _Pooled) -> Task[Vector
     return pooled.result()
 
 
-def _encoded(runtime: Runtime, text: Sequence[int], pooled: _Pooled) -> Task[Vectors]:
+def _embed_encoder(runtime: Runtime, text: Sequence[int], pooled: _Pooling) -> Task[Vectors]:
     """Embed with an encoder-decoder: pools the encoder's output."""
     engine = Sequences(runtime)
     sequence = engine.new_sequence()
@@ -107,7 +107,7 @@ def _encoded(runtime: Runtime, text: Sequence[int], pooled: _Pooled) -> Task[Vec
     return pooled.result()
 
 
-def _of_length_one(vectors: Vectors) -> Vectors:
+def _normalized(vectors: Vectors) -> Vectors:
     """Each vector divided by its Euclidean norm; zero vectors stay zero."""
     norms = np.sqrt(np.sum(np.square(vectors, dtype=np.float64), axis=-1, keepdims=True))
     return np.asarray(vectors / np.where(norms > 0, norms, 1), np.float32)

@@ -77,8 +77,8 @@ class Run:
         self.ends = frozenset(tokenizer.eog_ids) if tokenizer else frozenset()
         grammar = compile_grammar(tokenizer, runtime.n_vocab, **constraint) if tokenizer and constraint else None
         self._matcher = grammar.matcher() if grammar else None
-        self._coming = MASKS.begin(self._matcher) if self._matcher else None
-        if self._coming is not None and isinstance(error := self._coming.exception(), GrammarError):
+        self._next_mask = MASKS.begin(self._matcher) if self._matcher else None
+        if self._next_mask is not None and isinstance(error := self._next_mask.exception(), GrammarError):
             raise error  # before anything is computed
         self._detokenizer = self._new_detokenizer(tokenizer) if tokenizer else None
         self._filter = StopFilter(options.stops)
@@ -92,7 +92,7 @@ class Run:
         self._n_taken = self._n_characters = 0
         self._logprobs: list[TokenLogprob] = []
         self._called = called
-        self._cached = self._held = 0
+        self._cached = self._n_rows = 0
         self._ttft = self._prefill_seconds = self._decode_seconds = 0.0
         self._rows = self._skipped = 0
 
@@ -151,7 +151,7 @@ class Run:
     def _end(self) -> None:
         """Release the session, unless it is the user's."""
         if self.session is not None:
-            self._held = self.session.length
+            self._n_rows = self.session.length
             if self.session.text is self:
                 self.session.text = None
             if self._own_session:
@@ -166,7 +166,7 @@ class Run:
         n_logprobs = self.options.logprobs
         if self.options.logits_processor is None:
             choice: tuple[int, Logprobs | None] = yield Decode(
-                self.session, pending, self._sampler, n_logprobs, self._coming, self.options.greedy
+                self.session, pending, self._sampler, n_logprobs, self._next_mask, self.options.greedy
             )
             return choice
         (logits,) = yield Append([(self.session, pending)])
@@ -174,7 +174,7 @@ class Run:
 
     def _chosen(self, logits: NDArray[np.float32]) -> tuple[int, Logprobs | None]:
         """The token chosen from a row of logits (vocab,), and its logprobs if asked for."""
-        token = self._sampler.sample(self._processed(logits, self.tokens), MASKS.wait(self._coming))
+        token = self._sampler.sample(self._processed(logits, self.tokens), MASKS.wait(self._next_mask))
         n_logprobs = self.options.logprobs
         return token, core.token_logprobs(logits, token, n_logprobs) if n_logprobs else None
 
@@ -187,20 +187,20 @@ class Run:
         if logprobs is not None:
             self._logprobs.append(self._token_logprob(token, logprobs))
         self._pending = []
-        self._add(token)
+        self._append(token)
         if self._matcher is not None:
-            self._follow(self._matcher)
+            self._append_forced(self._matcher)
 
-    def _follow(self, matcher: Matcher) -> None:
+    def _append_forced(self, matcher: Matcher) -> None:
         """Append the tokens that the grammar forces, which need no sampling (unless logprobs are asked for), and begin
         the mask of the next token."""
         for token in matcher.forced() if not self.options.logprobs and self.finish_reason is None else ():
             if self.finish_reason is None:
-                self._add(token)
+                self._append(token)
         if self.finish_reason is None:
-            self._coming = MASKS.begin(matcher)
+            self._next_mask = MASKS.begin(matcher)
 
-    def _add(self, token: int) -> None:
+    def _append(self, token: int) -> None:
         """Append a token, and end the text if a stop string, the grammar, max_tokens or the context says so."""
         self.tokens.append(token)
         self._pending.append(token)
@@ -254,7 +254,7 @@ class Run:
 
     def result(self) -> Generation:
         """The Generation so far."""
-        held = self.session.length if self.session is not None else self._held
+        held = self.session.length if self.session is not None else self._n_rows
         layers, cross = self.runtime.info["layers"], self.runtime.info.get("cross")
         per_token = sum(layer["bytes_per_token"] for layer in layers)
         computed, decoded = len(self.prompt) - self._cached, len(self.tokens) - 1

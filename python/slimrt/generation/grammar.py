@@ -43,7 +43,7 @@ _KEPT, _KEPT_TEXT = 32, 1 << 18  # compiled grammars kept, and their characters:
 _PROBE = "\x02"  # text encoded after it is tokenised as in the middle of a text
 
 
-def _library(module: str) -> Any:
+def _import(module: str) -> Any:
     """Import llguidance or a module of it. UnsupportedError: it is not installed."""
     try:
         return import_module(module)
@@ -95,7 +95,7 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: Tokenizer, n_vocab: int):
-        llguidance = _library("llguidance")
+        llguidance = _import("llguidance")
         tokens = _Tokens(tokenizer, n_vocab)
         self.n_vocab, self.ends = n_vocab, frozenset(tokens.ends)
         self.ends_unseen = n_vocab in self.ends
@@ -120,10 +120,10 @@ class Vocabulary:
         if found is None:
             wrong, words = self._new.validate_grammar_with_warnings(source, self._trie, limits=self._limits)
             if words:
-                raise GrammarError(_for_people("; ".join(words)))
+                raise GrammarError(_short_message("; ".join(words)))
             found = self._new(self._trie, source, log_level=0, limits=self._limits)
             if found.is_error():
-                raise GrammarError(_for_people(found.get_error()))
+                raise GrammarError(_short_message(found.get_error()))
         self._begun[source] = found  # moved to the end: the most recently used
         while len(self._begun) > 1 and (len(self._begun) > _KEPT or sum(map(len, [*self._begun])) > _KEPT_TEXT):
             self._begun.pop(next(iter(self._begun)), None)
@@ -220,7 +220,7 @@ class Matcher:
 
     def _check(self) -> None:
         if self._state.is_error():
-            raise GrammarError(_for_people(self._state.get_error()))
+            raise GrammarError(_short_message(self._state.get_error()))
 
 
 def compile_grammar(tokenizer: Tokenizer, n_vocab: int, **constraint: Any) -> Grammar:
@@ -319,7 +319,7 @@ def _lark(text: str) -> str:
         raise GrammarError("the grammar is JSON: give Lark's or GBNF's text, or a schema as json_schema")
     if "::=" not in text:
         return enforceable_blocks(text)
-    gbnf = _library("llguidance.gbnf_to_lark")
+    gbnf = _import("llguidance.gbnf_to_lark")
     text = _GBNF_PART.sub(_in_lark, text)
     try:
         return str(gbnf.any_to_lark(text))
@@ -343,13 +343,13 @@ def _in_lark(part: re.Match[str]) -> str:
 
 def _in_class(code: re.Match[str]) -> str:
     """An escape in a character class. GrammarError: no character has that code."""
-    letter = _letter(code)
+    letter = _character(code)
     return code[0] if letter is None else letter if letter > "\xff" else f"\\x{ord(letter):02x}"
 
 
 def _in_literal(code: re.Match[str]) -> str:
     """An escape in a literal. GrammarError: no character has that code, or it is a control character."""
-    letter = _letter(code)
+    letter = _character(code)
     if letter is None:
         return code[0]
     if letter in _ESCAPED:
@@ -362,7 +362,7 @@ def _in_literal(code: re.Match[str]) -> str:
 _ESCAPED = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
-def _letter(code: re.Match[str]) -> str | None:
+def _character(code: re.Match[str]) -> str | None:
     """The character of a numeric escape; None: another escape. GrammarError: no character has that code."""
     digits = code[1] or code[2] or code[3]
     number = int(digits or "0", 16)
@@ -379,7 +379,7 @@ def _check_size(what: str, parts: str, text: str, mark: str) -> None:
         raise GrammarError(f"{what} has more than {MAX_RULES} {parts} ({mark})")
 
 
-def _for_people(message: str) -> str:
+def _short_message(message: str) -> str:
     """llguidance's error message without its backtrace and parser state."""
     if message.startswith("NoExtensionBias"):
         return "nothing can come: it refers to itself alone"

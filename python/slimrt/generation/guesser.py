@@ -17,7 +17,7 @@ from slimrt.generation.pace import Pace, Recent
 from slimrt.generation.search import Guess, Logits
 from slimrt.runtime.session import Session
 
-_PLAIN = 16  # one round of 16 drafts nothing, so that the cost of a plain step is measured again
+_PLAIN_EVERY = 16  # one round of 16 drafts nothing, so that the cost of a plain step is measured again
 
 
 @dataclass(eq=False)
@@ -100,9 +100,9 @@ class Guesser(ABC):
         if able := [one for one in wishes if self.can_guess(one)]:
             self._rounds += 1
             n = self.odds.best(max(one.most for one in able), lambda n: self.cost(n, len(able), pace))
-            if n > 0 and self._rounds % _PLAIN:
+            if n > 0 and self._rounds % _PLAIN_EVERY:
                 with self.begin(able, n) as going:
-                    self._go_on(going)
+                    self._draft(going)
                 found |= {id(one.wish): one.guesses for one in going}
             if any(found.values()):
                 self.odds.guessed()
@@ -122,7 +122,7 @@ class Guesser(ABC):
     def append(self, going: Sequence[Going]) -> Logits:
         """Compute the outstanding tokens of each; logits (texts, vocab) of the next ones."""
 
-    def _go_on(self, going: Sequence[Going]) -> None:
+    def _draft(self, going: Sequence[Going]) -> None:
         """Draft one token a step for each text, until all have theirs."""
         while going:
             started = time.perf_counter()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from slimrt.generation.odds import Odds
 
 _GRAMS = (3, 2)  # lengths of n-grams, tried in this order
-_LIKELY = 0.2  # accept rate assumed at first: low, so that drafting begins once one has been right
+_ASSUMED_RATE = 0.2  # accept rate assumed at first: low, so that drafting begins once one has been right
 
 
 class Lookup:
@@ -22,7 +22,7 @@ class Lookup:
     """
 
     def __init__(self) -> None:
-        self.odds = Odds(_LIKELY)
+        self.odds = Odds(_ASSUMED_RATE)
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
 

@@ -61,8 +61,8 @@ class Pace:
 
     def __init__(self, stall: float = 0.4, share: float = 0.8, batch: int = 512, recomputes: bool = False):
         self.stall, self.share, self.batch, self.recomputes = stall, share, batch, recomputes
-        self._token = 0.0  # seconds for a token of a prompt
-        self._texts = 0.0  # seconds for a step of texts alone
+        self._token_seconds = 0.0  # seconds for a token of a prompt
+        self._step_seconds = 0.0  # seconds for a step of texts alone
         self._steps = defaultdict[int, Recent](Recent)  # steps of texts alone, by their number of tokens
         self._sizes = list[int]()  # the numbers of tokens that were measured, sorted
         self._n_texts = 1  # texts in the last such step
@@ -72,7 +72,7 @@ class Pace:
     @property
     def tokens_per_second(self) -> float:
         """Measured speed of prefill; 0: not measured yet."""
-        return 1 / self._token if self._token else 0.0
+        return 1 / self._token_seconds if self._token_seconds else 0.0
 
     @property
     def n_texts(self) -> int:
@@ -107,16 +107,16 @@ class Pace:
         """Record a step of n_prompt tokens of prompts, and n_tokens of n_texts texts."""
         texts = n_texts > 0
         if n_prompt == 0:
-            self._texts = _mean(self._texts, seconds)
+            self._step_seconds = _mean(self._step_seconds, seconds)
             if not self._steps[n_tokens].seconds:
                 insort(self._sizes, n_tokens)
             self._steps[n_tokens].note(seconds)
             self._n_texts = n_texts
             self._owed = max(self._owed - seconds, 0.0)
             return
-        spent = max(seconds - (self._texts if texts else 0.0), seconds / 10)
-        if n_prompt >= LEAST // 2 or not self._token:
-            self._token = _mean(self._token, spent / n_prompt)
+        spent = max(seconds - (self._step_seconds if texts else 0.0), seconds / 10)
+        if n_prompt >= LEAST // 2 or not self._token_seconds:
+            self._token_seconds = _mean(self._token_seconds, spent / n_prompt)
         if texts:
             share = max(self.share, self._waiting / (self._waiting + n_texts))
             self._owed += spent * (1 - share) / share
@@ -142,12 +142,12 @@ class Pace:
         return chosen
 
     def _least(self) -> int:
-        return LEAST if LEAST * self._token + self._texts <= _TOO_LONG * self.stall else LEAST // 2
+        return LEAST if LEAST * self._token_seconds + self._step_seconds <= _TOO_LONG * self.stall else LEAST // 2
 
     def _budget(self, least: int) -> int:
-        if not self._token:
+        if not self._token_seconds:
             return LEAST
-        return max(int(max(self.stall - self._texts, 0.0) / self._token) // _UNIT * _UNIT, least)
+        return max(int(max(self.stall - self._step_seconds, 0.0) / self._token_seconds) // _UNIT * _UNIT, least)
 
 
 def _oldest_and_shortest(prompts: Sequence[P], texts: bool) -> list[P]:

@@ -101,9 +101,9 @@ class PrefixTree:
         sequence, length = None, 0
         with self._runtime.use() as engine:
             if key in self._roots:
-                sequence, length = self._forked(engine, *_walk(self._roots[key], np.array(ids[:-1], np.int32)))
+                sequence, length = self._fork(engine, *_walk(self._roots[key], np.array(ids[:-1], np.int32)))
             if self._store is not None:
-                sequence, length = self._loaded(engine, self._store, sequence, length, ids[:-1], key)
+                sequence, length = self._load(engine, self._store, sequence, length, ids[:-1], key)
         self.reused += length
         self.hits += sequence is not None
         self.misses += sequence is None
@@ -114,7 +114,7 @@ class PrefixTree:
         with self._runtime.use() as engine:
             sequence, tokens = session.hand_over(engine)
             root = self._roots.setdefault(key, Node(None, 0, np.empty(0, np.int32), 0))
-            if len(tokens) < BLOCK or not self._kept(engine, root, np.array(tokens, np.int32), sequence):
+            if len(tokens) < BLOCK or not self._insert(engine, root, np.array(tokens, np.int32), sequence):
                 engine.free_sequence(sequence)
             self._forget_roots()
 
@@ -138,7 +138,7 @@ class PrefixTree:
         with self._runtime.use() as engine:
             for key, root in self._roots.items():
                 for node in sorted(root.below(), key=lambda node: node.used):
-                    self._written(engine, node, 0, key)
+                    self._save(engine, node, 0, key)
 
     def clear(self) -> None:
         """Free all rows."""
@@ -167,7 +167,7 @@ class PrefixTree:
             *_, node, key = heapq.heappop(oldest)
             if node.sequence is None or engine.blocks(node.sequence)[1] == 0:  # all its blocks are shared
                 continue
-            left = self._cut(engine, node, blocks - freed, key)
+            left = self._evict_from(engine, node, blocks - freed, key)
             if left is not None:
                 heapq.heappush(oldest, (left.used, id(left), left, key))
             before, free = free, engine.free_blocks()
@@ -183,14 +183,14 @@ class PrefixTree:
         self._time += 1
         node.used = self._time
 
-    def _forked(self, engine: core.Engine, node: Node, length: int) -> tuple[int | None, int]:
+    def _fork(self, engine: core.Engine, node: Node, length: int) -> tuple[int | None, int]:
         """A fork with the first `length` tokens, which end in this node, or fewer if need be; and its length."""
         searched = None
         while length >= BLOCK and node.parent is not None:
             holder = _holder(engine, node, length, searched)
             if holder is not None:
                 sequence = engine.fork(holder)
-                if not _truncated(engine, sequence, length):
+                if not _try_truncate(engine, sequence, length):
                     engine.free_sequence(sequence)
                     break
                 self._touch(_split(node, length))
@@ -199,7 +199,7 @@ class PrefixTree:
             length = node.end
         return None, 0
 
-    def _loaded(
+    def _load(
         self, engine: core.Engine, store: PrefixStore, sequence: int | None, length: int, ids: Sequence[int], key: str
     ) -> tuple[int | None, int]:
         """The sequence extended with rows from the store, if it has more and loading pays; and its length."""
@@ -210,7 +210,7 @@ class PrefixTree:
             self._evict(engine, missing)
         return store.load(engine, found, sequence, length)
 
-    def _kept(self, engine: core.Engine, root: Node, ids: Ids, sequence: int) -> bool:
+    def _insert(self, engine: core.Engine, root: Node, ids: Ids, sequence: int) -> bool:
         """Insert a sequence of these tokens. False: the tree has all of it already."""
         node, length = _walk(root, ids)
         if length == len(ids):
@@ -233,14 +233,14 @@ class PrefixTree:
         _share(engine, node)
         return True
 
-    def _cut(self, engine: core.Engine, node: Node, blocks: int, key: str) -> Node | None:
+    def _evict_from(self, engine: core.Engine, node: Node, blocks: int, key: str) -> Node | None:
         """Drop up to `blocks` blocks from the end of a node. Returns the node to evict from next, if any."""
         sequence, parent = node.sequence, node.parent
         assert sequence is not None and parent is not None
         whole = self._store is not None and self._store.keeps_whole
         length = 0 if node.children or whole else (-(-node.end // BLOCK) - blocks) * BLOCK
-        self._written(engine, node, max(length, node.begin), key)
-        if not node.children and length > node.begin and _truncated(engine, sequence, length):
+        self._save(engine, node, max(length, node.begin), key)
+        if not node.children and length > node.begin and _try_truncate(engine, sequence, length):
             node.ids = node.ids[: length - node.begin].copy()
             return node
         node.sequence = None
@@ -250,7 +250,7 @@ class PrefixTree:
             return None
         del parent.children[int(node.ids[0])]
         wanted = parent.sequence is None and not parent.children and parent.end >= BLOCK
-        if wanted and _truncated(engine, sequence, parent.end):
+        if wanted and _try_truncate(engine, sequence, parent.end):
             parent.sequence, parent.used = sequence, max(parent.used, node.used)
             return parent
         engine.free_sequence(sequence)
@@ -260,7 +260,7 @@ class PrefixTree:
         _join(parent)
         return parent  # its own sequence may have shared all its blocks with this one, and can be evicted now
 
-    def _written(self, engine: core.Engine, node: Node, begin: int, key: str) -> None:
+    def _save(self, engine: core.Engine, node: Node, begin: int, key: str) -> None:
         """Write the rows of a node's sequence from token `begin` on to the store."""
         if self._store is not None and node.sequence is not None:
             self._store.save(engine, node.sequence, node.path(), begin, key)
@@ -336,7 +336,7 @@ def _share(engine: core.Engine, node: Node) -> None:
     engine.free_sequence(twin)
 
 
-def _truncated(engine: core.Engine, sequence: int, length: int) -> bool:
+def _try_truncate(engine: core.Engine, sequence: int, length: int) -> bool:
     """Truncate a sequence. False: it cannot be, or rows that the windows need again find no blocks."""
     if not engine.can_truncate(sequence, length):
         return False

@@ -50,7 +50,7 @@ class Room:
             prompts = pace.pieces(prompts, bool(texts))
         chosen = list(texts)
         for part in prompts:
-            if self._finds_room(part, chosen):
+            if self._prompt_fits(part, chosen):
                 chosen.append(part)
         if chosen or not wanted:
             return chosen
@@ -64,12 +64,12 @@ class Room:
                 self.give_up(victim)
             elif len(texts) > 1 or texts[0].ticket.order > oldest:
                 victim = max((part.ticket for part in texts), key=lambda one: one.order)
-            elif not self._let_go():
+            elif not self._clear_prefixes():
                 break  # nothing is left to free: the engine raises the error
             texts = [part for part in texts if part.ticket is not victim]
         return texts
 
-    def _finds_room(self, part: Part, chosen: Sequence[Part]) -> bool:
+    def _prompt_fits(self, part: Part, chosen: Sequence[Part]) -> bool:
         """Whether a prompt fits as a whole, beside one more block for each chosen sequence."""
         reserve = [(of, ids + [0] * BLOCK) for other in chosen for of, ids in other.items]
         return self._has_room([*reserve, *part.all_items])
@@ -79,11 +79,11 @@ class Room:
         while not self._has_room(part.all_items):
             if victim := self._youngest(part.ticket.order):
                 self.give_up(victim)
-            elif not self._let_go():
+            elif not self._clear_prefixes():
                 break
         return [part]
 
-    def _let_go(self) -> bool:
+    def _clear_prefixes(self) -> bool:
         """Clear the prefix cache, even of blocks that running texts share: a text that shares its last block would have
         to copy it, for which there is no room. False: it was empty."""
         if self.prefixes is None or not any(self.prefixes.held):

@@ -84,12 +84,12 @@ class PrefixStore(Closing):
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock: int | None = _locked(self._directory)
         with runtime.use() as engine:
-            self._kind = _kind(runtime, engine)
+            self._identity = _identity(runtime, engine)
         self._model_name = runtime.source.name
-        self._start = blake2b(json.dumps(self._kind).encode(), digest_size=16)
-        self._index = self._listed()  # name -> bytes, least recently used first
+        self._start = blake2b(json.dumps(self._identity).encode(), digest_size=16)
+        self._index = self._list_files()  # name -> bytes, least recently used first
         self.bytes = sum(self._index.values())
-        self._tell_of_others()
+        self._note_others()
         self._make_room(0)
 
     @property
@@ -108,7 +108,7 @@ class PrefixStore(Closing):
             if (name := self._name(hashes[i - 1], whole=True)) in self._index:
                 found = Found((name,), 0, i * BLOCK)
                 break
-        return found if found.end > length and self._pays(found, found.end - length) else None
+        return found if found.end > length and self._is_faster(found, found.end - length) else None
 
     def load(self, engine: core.Engine, found: Found, sequence: int | None, length: int) -> tuple[int | None, int]:
         """Append found rows to a sequence of `length` tokens (None: none yet). Returns the sequence, which may be
@@ -175,7 +175,7 @@ class PrefixStore(Closing):
     def _name(self, hashed: bytes, whole: bool = False) -> str:
         return f"{self._start.hexdigest()[:16]}-{hashed.hex()}{_WHOLE if whole else ''}"
 
-    def _pays(self, found: Found, tokens: int) -> bool:
+    def _is_faster(self, found: Found, tokens: int) -> bool:
         if not self.prefill_rate or not self.disk_rate:
             return True
         size = sum(self._index[name] for name in found.names)
@@ -208,7 +208,7 @@ class PrefixStore(Closing):
             self._forget(name)
 
     def _write(self, name: str, rows: NDArray[np.uint8], tokens: int) -> None:
-        header = json.dumps(self._kind | {"name": name, "model_name": self._model_name}).encode()
+        header = json.dumps(self._identity | {"name": name, "model_name": self._model_name}).encode()
         size = _START.size + len(header) + rows.nbytes
         if size > self._size:
             return
@@ -236,7 +236,7 @@ class PrefixStore(Closing):
     def _read(self, name: str) -> NDArray[np.uint8]:
         """The rows in a file. ModelFormatError: it is damaged."""
         header, rows = _parts((self._directory / name).read_bytes())
-        if {**header, **self._kind, "name": name} != header:
+        if {**header, **self._identity, "name": name} != header:
             raise ModelFormatError("it is another file, renamed")
         return rows
 
@@ -247,7 +247,7 @@ class PrefixStore(Closing):
         self._forget(name)
         self.damaged += 1
 
-    def _listed(self) -> OrderedDict[str, int]:
+    def _list_files(self) -> OrderedDict[str, int]:
         """The files in the directory, of other models too, since they count. Partial files of killed writers go."""
         found = []
         with os.scandir(self._directory) as entries:
@@ -259,7 +259,7 @@ class PrefixStore(Closing):
                     found.append((stat.st_mtime_ns, entry.name, stat.st_size))
         return OrderedDict((name, size) for _, name, size in sorted(found))
 
-    def _tell_of_others(self) -> None:
+    def _note_others(self) -> None:
         """Note which files belong to other models or caches, and are not used here."""
         others: dict[str, list[str]] = {}
         for name in self._index:
@@ -276,11 +276,11 @@ class PrefixStore(Closing):
             return str(error)
         if other.get("version") != _VERSION:
             return f"they are of version {other.get('version')} of this format"
-        if other.get("model") != self._kind["model"]:
+        if other.get("model") != self._identity["model"]:
             return f"they are of another model, {other.get('model_name')}"
-        if other.get("cache") != self._kind["cache"]:
+        if other.get("cache") != self._identity["cache"]:
             return f"they are of another cache, {other.get('cache')}"
-        if other.get("rows") != self._kind["rows"]:
+        if other.get("rows") != self._identity["rows"]:
             return "their rows are folded otherwise"
         return "they were computed under other rotary frequencies, which the model chooses by its n_ctx"
 
@@ -300,7 +300,7 @@ def _locked(directory: Path) -> int:
     return descriptor
 
 
-def _kind(runtime: Runtime, engine: core.Engine) -> dict[str, Any]:
+def _identity(runtime: Runtime, engine: core.Engine) -> dict[str, Any]:
     """What rows depend on besides tokens: hashes of the core's own description, layout and fold apart from rotation."""
     sequence = engine.new_sequence()
     saved = engine.save_rows(sequence, 0).tobytes()

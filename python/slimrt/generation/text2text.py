@@ -112,11 +112,11 @@ def text2text(
     if options.num_beams == 1:
         return run_texts(runtime, runs, options)
     taken, engine = [beam_places(one) for one in runs], Sequences(runtime)
-    tasks = (_told(one, search_beams(engine, one, called)) for one in runs)
+    tasks = (_best_of(one, search_beams(engine, one, called)) for one in runs)
     return loop_of(runtime).run(zip(taken, tasks, strict=True))
 
 
-def _told(run: EncodedRun, search: Task[list[Generation]]) -> Task[Generation]:
+def _best_of(run: EncodedRun, search: Task[list[Generation]]) -> Task[Generation]:
     """The best result of a beam search, reported to on_result."""
     best = (yield from search)[0]
     run.tell(best)

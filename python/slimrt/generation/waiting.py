@@ -78,7 +78,7 @@ class _WaitingMatcher(Matcher):
 
     def __init__(self, grammar: WaitingGrammar):
         super().__init__(grammar.vocabulary, grammar.begin())
-        self._grammar, self._seen = grammar, b""
+        self._grammar, self._unmatched = grammar, b""
         self._first = self._undecided = True  # no token yet; the tokens so far may still open thoughts
         self._thinks = bool(grammar.thoughts) and grammar.opened
         self._waits = grammar.trigger is not None
@@ -100,8 +100,8 @@ class _WaitingMatcher(Matcher):
         elif not self.is_free:
             super().accept(token)
         else:
-            self._seen += self._vocabulary.marked(token)
-            self._look()
+            self._unmatched += self._vocabulary.marked(token)
+            self._search()
 
     def forced(self) -> list[int]:
         return [] if self.is_free else super().forced()
@@ -116,7 +116,7 @@ class _WaitingMatcher(Matcher):
 
     def copy(self) -> Matcher:
         other = _WaitingMatcher(self._grammar)
-        other._state, other._seen, other._first = self._state.deep_copy(), self._seen, self._first
+        other._state, other._unmatched, other._first = self._state.deep_copy(), self._unmatched, self._first
         other._thinks, other._waits, other._undecided = self._thinks, self._waits, self._undecided
         return other
 
@@ -126,28 +126,28 @@ class _WaitingMatcher(Matcher):
         thoughts = self._grammar.thoughts
         return thoughts[0].only if self._first and thoughts and not self._grammar.opened else None
 
-    def _look(self) -> None:
+    def _search(self) -> None:
         """Search the text seen so far for the end of the thoughts and for the trigger."""
         thoughts, trigger = self._grammar.thoughts, self._grammar.trigger
         if self._undecided and thoughts and not self._thinks:
-            text, opening = self._seen.lstrip(), thoughts[0].bytes
+            text, opening = self._unmatched.lstrip(), thoughts[0].bytes
             self._thinks = text.startswith(opening)
             self._undecided = not self._thinks and opening.startswith(text)
-            self._seen = text[len(opening) :] if self._thinks else self._seen
+            self._unmatched = text[len(opening) :] if self._thinks else self._unmatched
         if self._thinks:
-            _, end, rest = self._seen.partition(thoughts[1].bytes)
+            _, end, rest = self._unmatched.partition(thoughts[1].bytes)
             if not end:
-                self._seen = self._seen[-len(thoughts[1].bytes) :]
+                self._unmatched = self._unmatched[-len(thoughts[1].bytes) :]
                 return
-            self._thinks, self._seen = False, rest
+            self._thinks, self._unmatched = False, rest
             if not self._waits and not self._begins([], rest):
                 raise GrammarError(f"the grammar does not begin with what followed the thoughts: {rest!r}")
         while self._waits and trigger is not None:
-            _, found, rest = self._seen.partition(trigger.bytes)
+            _, found, rest = self._unmatched.partition(trigger.bytes)
             if not found:
-                self._seen = self._seen if self._undecided else self._seen[-len(trigger.bytes) :]
+                self._unmatched = self._unmatched if self._undecided else self._unmatched[-len(trigger.bytes) :]
                 return
-            self._seen = rest  # if it does not continue as a call it is plain text
+            self._unmatched = rest  # if it does not continue as a call it is plain text
             self._waits = not self._begins(trigger.ids, rest)
 
     def _begins(self, ids: list[int], rest: bytes) -> bool:
@@ -155,5 +155,5 @@ class _WaitingMatcher(Matcher):
         ids, state = [*ids, *self._vocabulary.ids_of(rest)], self._grammar.begin()
         if state.try_consume_tokens(ids) != len(ids):
             return False
-        self._state, self._seen = state, b""
+        self._state, self._unmatched = state, b""
         return True

@@ -73,9 +73,9 @@ class AnswerParser:
         """The remaining deltas, when no more text comes."""
         rest, begun, self._held, self._begun, self._space = self._held, self._space + self._begun, "", "", ""
         if self._state == self._in_thoughts:
-            self._tell("reasoning_content", rest)
+            self._emit("reasoning_content", rest)
         elif not self._calling:
-            self._tell("content", begun + rest)
+            self._emit("content", begun + rest)
         deltas, self._deltas = self._deltas, []
         return deltas
 
@@ -96,21 +96,21 @@ class AnswerParser:
         assert self._thoughts is not None
         before, end, after = self._held.partition(self._thoughts.end)
         if not end:
-            return self._show("reasoning_content", self._thoughts.end)
+            return self._release("reasoning_content", self._thoughts.end)
         self._held = before.rstrip()
-        self._show("reasoning_content", "")
+        self._release("reasoning_content", "")
         self._held, self._strip, self._state = after, True, self._in_content
         return True
 
     def _in_content(self) -> bool:
         if self._format is None:
-            return self._show("content", "")
+            return self._release("content", "")
         before, trigger, after = self._held.partition(self._format.trigger)
         if not trigger:
-            return self._show("content", self._format.trigger)
+            return self._release("content", self._format.trigger)
         self._held = before.rstrip()
         self._space = "" if self._strip and not self._held else before[len(self._held) :]
-        self._show("content", "")
+        self._release("content", "")
         self._held, self._begun, self._state = trigger + after, "", self._in_head
         return True
 
@@ -123,7 +123,7 @@ class AnswerParser:
         sizes = [matched(name + self._format.middle, self._held) for name in self._names]
         found = next(((name, size) for name, size in zip(self._names, sizes, strict=True) if size > 0), None)
         if found is None:
-            return False if _MORE in sizes else self._is_none()
+            return False if _MORE in sizes else self._not_a_call()
         name, size = found
         self._held, self._begun, self._space, self._state = self._held[size:], "", "", self._in_arguments
         self._depth, self._quoted, self._escaped = 0, False, False
@@ -161,15 +161,15 @@ class AnswerParser:
         if size == _MORE:
             return False
         if size == _NOT:
-            return self._is_none()
+            return self._not_a_call()
         self._begun += self._held[:size]
         self._held, self._state = self._held[size:], then
         return True
 
-    def _is_none(self) -> bool:
+    def _not_a_call(self) -> bool:
         """It began like a call but is none: pass it on as content."""
         text = self._begun + self._held
-        self._tell("content", self._space + text[0])
+        self._emit("content", self._space + text[0])
         self._held, self._begun, self._space, self._state = text[1:], "", "", self._in_content
         self._calling = False
         return True
@@ -194,7 +194,7 @@ class AnswerParser:
                 return at
         return len(self._held)
 
-    def _show(self, part: str, mark: str) -> bool:
+    def _release(self, part: str, mark: str) -> bool:
         """Pass on the held text, except an end that may be the start of the mark, and white space before that."""
         if self._strip:
             self._held = self._held.lstrip()
@@ -202,11 +202,11 @@ class AnswerParser:
         begun = next((n for n in range(min(len(mark) - 1, len(self._held)), 0, -1) if self._held.endswith(mark[:n])), 0)
         text = self._held[: len(self._held) - begun]
         text = text.rstrip() if mark else text
-        self._tell(part, text)
+        self._emit(part, text)
         self._held = self._held[len(text) :]
         return False
 
-    def _tell(self, part: str, text: str) -> None:
+    def _emit(self, part: str, text: str) -> None:
         if text:
             self._deltas.append({part: text})
 

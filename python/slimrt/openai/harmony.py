@@ -56,7 +56,7 @@ class HarmonyParser:
     def flush(self) -> list[Delta]:
         """The remaining deltas, when no more text comes; an incomplete header is dropped."""
         if self.part:
-            self._tell(self._held)
+            self._emit(self._held)
         self._held, deltas, self._deltas = "", self._deltas, []
         return deltas
 
@@ -93,15 +93,15 @@ class HarmonyParser:
             begun = next((n for n in range(min(len(self._held), 10), 0, -1)
                           if any(one.startswith(self._held[-n:]) for one in _ENDS)), 0)  # fmt: skip
             size = len(self._held) - begun
-            self._tell(self._held[:size])
+            self._emit(self._held[:size])
             self._held = self._held[size:]
             return False
-        self._tell(self._held[: end.start()])
+        self._emit(self._held[: end.start()])
         self._held = self._held[end.start() if end[0] in MARKS[:2] else end.end() :]
         self.part = ""
         return True
 
-    def _tell(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if not text:
             return
         if self.part == "tool_calls":

@@ -124,7 +124,7 @@ def stand_in(target: Path, suffix: str, make: Callable[[Path], object]) -> Itera
             path = beside.with_name(f".{beside.name}.{secrets.token_hex(4)}{suffix}")
             with writing(target, path):
                 make(path)
-                descriptor = _claim(path)
+                descriptor = _open_locked(path)
         yield path
     finally:
         if descriptor is not None:
@@ -134,7 +134,7 @@ def stand_in(target: Path, suffix: str, make: Callable[[Path], object]) -> Itera
                 _remove(path)
 
 
-def _claim(path: Path) -> int | None:
+def _open_locked(path: Path) -> int | None:
     """Open and lock a new temporary path; None: another process has removed it as a leftover before it was locked."""
     try:
         descriptor = os.open(path, os.O_RDONLY)

@@ -19,7 +19,7 @@ from slimrt.generation.tickets import Cancelled, Ticket
 from slimrt.results import Generation, TokenLogprob
 
 Result = TypeVar("Result")
-_LOOK = 0.02  # seconds between checks whether another thread that computes a step has finished
+_POLL = 0.02  # seconds between checks whether another thread that computes a step has finished
 _STUCK = 60.0  # seconds of one step after which the engine counts as stuck
 
 
@@ -149,7 +149,7 @@ class EngineThread:
             nonlocal begun
             if ticket.done or not begun:
                 begun = True
-                self._tell_loop(told)
+                self._post(told)
 
         ticket = self.loop.submit(task, on_step=on_step, key=key, eager=True)
         self._wake.set()
@@ -172,9 +172,9 @@ class EngineThread:
             while not self._ending:
                 self._wake.clear()
                 if not self._work_once():
-                    self._wake.wait(_LOOK if self.loop is not None and self.loop.running else None)
+                    self._wake.wait(_POLL if self.loop is not None and self.loop.running else None)
         except BaseException as error:
-            self._tell_loop(partial(self._on_death, error))
+            self._post(partial(self._on_death, error))
 
     def _work_once(self) -> bool:
         """Run at most one call and one step. False: there was nothing to do."""
@@ -189,13 +189,13 @@ class EngineThread:
         if stepped:
             self.seconds += time.monotonic() - started
         if self._outbox:
-            self._tell_loop(partial(_deliver, [self._outbox.popleft() for _ in range(len(self._outbox))]))
+            self._post(partial(_deliver, [self._outbox.popleft() for _ in range(len(self._outbox))]))
         return called or stepped
 
     def _now(self) -> float:
         return time.monotonic() - self.stood_still
 
-    def _tell_loop(self, what: Callable[[], object]) -> None:
+    def _post(self, what: Callable[[], object]) -> None:
         if not self._events.is_closed():
             self._events.call_soon_threadsafe(what)
 

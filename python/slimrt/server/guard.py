@@ -23,8 +23,8 @@ from slimrt.server.limits import Limits
 KEY = "slimrt.key"  # key in the scope: the client's API key
 _OPEN = ("/health",)  # routes that need no key
 _ID = re.compile(r"[!-~]{1,128}")
-_DROPPED = 32 << 20  # bytes that are read of the body of a refused request, at most: more than a sound may have
-_DROPPING, _PAUSE = 30.0, 2.0  # seconds for that, as a whole and between two parts
+_DRAIN_BYTES = 32 << 20  # bytes that are read of the body of a refused request, at most: more than a sound may have
+_DRAIN_SECONDS, _DRAIN_PAUSE = 30.0, 2.0  # seconds for that, as a whole and between two parts
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -119,7 +119,7 @@ class Guard:
             if origin is not None:
                 self._access.check_origin(origin, headers.get(b"host", ""))
                 if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
-                    return await _allow(send_with, headers.get(b"access-control-request-headers", ""))
+                    return await _preflight(send_with, headers.get(b"access-control-request-headers", ""))
             key = "" if scope["path"] in _OPEN else self._access.check_key(headers.get(b"authorization", ""))
             self._check_length(scope["path"], headers.get(b"content-length", "0"))
         except Refusal as refusal:
@@ -146,17 +146,17 @@ async def send_refusal(send: Send, refusal: Refusal, receive: Receive | None = N
     await send({"type": "http.response.start", "status": refusal.status, "headers": encoded})
     await send({"type": "http.response.body", "body": body, "more_body": True})
     if receive is not None:
-        await _drop(receive)
+        await _drain(receive)
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _drop(receive: Receive) -> None:
+async def _drain(receive: Receive) -> None:
     """Read and drop the rest of a body, within limits."""
-    left = _DROPPED
+    left = _DRAIN_BYTES
     with suppress(TimeoutError):
-        async with asyncio.timeout(_DROPPING):
+        async with asyncio.timeout(_DRAIN_SECONDS):
             while left > 0:
-                async with asyncio.timeout(_PAUSE):
+                async with asyncio.timeout(_DRAIN_PAUSE):
                     message = await receive()
                 if not message.get("more_body"):  # the end of the body, or a disconnect
                     return
@@ -168,7 +168,7 @@ def is_loopback(host: str) -> bool:
     return host.lower() == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
-async def _allow(send: Send, wanted: str) -> None:
+async def _preflight(send: Send, wanted: str) -> None:
     """Respond to a CORS preflight request; all requested headers are allowed, since clients send some of their own."""
     headers = [
         (b"access-control-allow-methods", b"GET, POST"),

@@ -26,7 +26,7 @@ IGNORED = frozenset(
 )  # fmt: skip
 """Fields that OpenAI's clients send and that are ignored: there is one model, and nothing is stored."""
 
-_NOT_OURS = {"logits_processor", "show_tokens", "early_stopping", "length_penalty"}  # options of the library only
+_LIBRARY_ONLY = {"logits_processor", "show_tokens", "early_stopping", "length_penalty"}  # options of the library only
 _NUMBERS = {"seed"} | {one.name for one in Options.__dataclass_fields__.values() if type(one.default) in (int, float)}
 _RENAMED = {"mirostat_mode", "response_format"}  # become options of ours
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")  # the last one has no effect
@@ -267,9 +267,9 @@ class _Fields:
 
     def _options(self, max_tokens: int | None, logprobs: int | None) -> GenerateOptions:
         for name, value in self._left.items():
-            if name in _NOT_OURS or not (name in OPTIONS or name in REFUSED or name in _RENAMED):
+            if name in _LIBRARY_ONLY or not (name in OPTIONS or name in REFUSED or name in _RENAMED):
                 raise self.wrong(
-                    name, refusal(self._call, name, (OPTIONS - _NOT_OURS) | {"max_tokens"}), "unknown_field"
+                    name, refusal(self._call, name, (OPTIONS - _LIBRARY_ONLY) | {"max_tokens"}), "unknown_field"
                 )
             if isinstance(value, bool) and name in _NUMBERS:  # bool is a subclass of int
                 raise self.wrong(name, f"{name} must be a number, got {value!r}")

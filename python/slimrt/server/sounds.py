@@ -55,10 +55,10 @@ class Sounds:
         self._service = service
 
     async def transcriptions(self, exchange: Exchange) -> None:
-        await self._listen(exchange, "transcribe")
+        await self._respond(exchange, "transcribe")
 
     async def translations(self, exchange: Exchange) -> None:
-        await self._listen(exchange, "translate")
+        await self._respond(exchange, "translate")
 
     async def forecasts(self, exchange: Exchange) -> None:
         model, limits = self._service.model(), self._service.limits
@@ -73,17 +73,17 @@ class Sounds:
                 return _forecasts(model, found, levels)
 
             try:
-                await exchange.answer(await self._called(exchange, forecast, "series"))
+                await exchange.answer(await self._run_call(exchange, forecast, "series"))
             finally:
                 call.give_up(ClientGone())
 
-    async def _listen(self, exchange: Exchange, task: str) -> None:
+    async def _respond(self, exchange: Exchange, task: str) -> None:
         model = self._service.model()
         with self._service.places.take():
             request = await sound_request(exchange, task)
             if request.stream:
                 return await self._stream(exchange, model, request)
-            segments, info = await self._called(exchange, partial(_heard, model, request, None), "file")
+            segments, info = await self._run_call(exchange, partial(_transcribe, model, request, None), "file")
             if request.form in ("json", "verbose_json"):
                 await exchange.answer(_whole(request, task, segments, info))
             else:
@@ -100,11 +100,11 @@ class Sounds:
 
         def hear(check: Callable[[], None]) -> tuple[list[Segment], TranscriptionInfo]:
             try:
-                return _heard(model, request, tell, check)
+                return _transcribe(model, request, tell, check)
             finally:
                 tell(None)
 
-        work = asyncio.create_task(self._called(exchange, hear, "file"))
+        work = asyncio.create_task(self._run_call(exchange, hear, "file"))
         try:
             while (segment := await queue.get()) is not None:
                 await exchange.begin_events()
@@ -116,7 +116,7 @@ class Sounds:
         await exchange.event({"type": "transcript.text.done", "text": _text(segments)})
         await exchange.end_events()
 
-    async def _called(self, exchange: Exchange, work: Callable[[Callable[[], None]], Result], param: str) -> Result:
+    async def _run_call(self, exchange: Exchange, work: Callable[[Callable[[], None]], Result], param: str) -> Result:
         """Run a call in a thread. It gets a function that raises ClientGone once nobody waits for the result.
 
         Raises:
@@ -152,7 +152,7 @@ class Sounds:
             gone.set()
 
 
-def _heard(
+def _transcribe(
     model: Model, request: SoundRequest, tell: Callable[[Segment], object] | None, check: Callable[[], None]
 ) -> tuple[list[Segment], TranscriptionInfo]:
     """Transcribe; runs in a thread."""

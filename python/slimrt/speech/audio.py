@@ -120,7 +120,7 @@ def _of_bytes(data: Any, name: str, max_seconds: float) -> Sound:
 def _of_file(file: Path | io.BytesIO, data: Content, name: str, max_seconds: float) -> Sound:
     """Decode a file whose content is `data`."""
     source = decoder(file, data, name)
-    gathered = _Gathered(name, source.rate, max_seconds)
+    gathered = _Collector(name, source.rate, max_seconds)
     if source.announced is not None and not source.cut:
         gathered.allow(source.announced)
     for block in source.blocks():
@@ -138,7 +138,7 @@ def _cut_off(name: str, lasts: float, source: Decoder) -> str:
 def _of_samples(samples: Samples, rate: int, max_seconds: float) -> Sound:
     if samples.ndim == 2:
         samples = samples.mean(axis=1, dtype=np.float32)
-    gathered = _Gathered("audio", rate, max_seconds)
+    gathered = _Collector("audio", rate, max_seconds)
     gathered.allow(len(samples))
     take = gathered.look_at if rate == SAMPLE_RATE else gathered.add  # at 16 kHz samples are checked, not copied
     for start in range(0, len(samples), _AT_ONCE):
@@ -147,7 +147,7 @@ def _of_samples(samples: Samples, rate: int, max_seconds: float) -> Sound:
     return Sound(np.ascontiguousarray(samples, np.float32) if rate == SAMPLE_RATE else made)
 
 
-class _Gathered:
+class _Collector:
     """Collects the samples of one channel: checks them and resamples them to 16 kHz.
 
     Attributes:
@@ -159,7 +159,7 @@ class _Gathered:
         self._name, self._rate, self._max_seconds = name, rate, max_seconds
         self._most = inf if max_seconds == inf else int(max_seconds * rate)
         self._bad, self._first_bad, self._peak = 0, 0, 0.0
-        self._made = bytearray()  # grows in place: concatenating a list of blocks would take twice the memory
+        self._resampled = bytearray()  # grows in place: concatenating a list of blocks would take twice the memory
         try:
             self._resampler = None if rate == SAMPLE_RATE else Resampler(rate, SAMPLE_RATE)
         except ValueError as error:
@@ -175,7 +175,7 @@ class _Gathered:
     def add(self, samples: Samples) -> None:
         self.look_at(samples)
         at_16_khz = samples if self._resampler is None else self._resampler.push(samples)
-        self._made += at_16_khz.tobytes()
+        self._resampled += at_16_khz.tobytes()
 
     def look_at(self, samples: Samples) -> None:
         """Count and check samples."""
@@ -200,8 +200,8 @@ class _Gathered:
                 f"{name}: full scale is 1, and samples reach {self._peak:.6g}: divide them by theirs, such as 32768"
             )
         if self._resampler is not None:
-            self._made += self._resampler.finish().tobytes()
-        return np.frombuffer(self._made, np.float32)
+            self._resampled += self._resampler.finish().tobytes()
+        return np.frombuffer(self._resampled, np.float32)
 
 
 def _as_float(samples: NDArray[Any]) -> Samples:

@@ -58,7 +58,7 @@ class _Windows:
                 yield from self._model.detect(self._source.samples[start:end])
             self._language = self._model.language, self._model.language_probability
             self._options = replace(self._options, language=self._model.language)
-        self._tell()
+        self._report()
 
     def window(self, k: int) -> Task[None]:
         """Decode the k-th window, with a seed of its own."""
@@ -68,13 +68,13 @@ class _Windows:
         self._done[k] = yield from self._make(options, seed, _ignored, _ignored).window(self._prepared, start, end)
         self._heard += end - start
         self._source.heard(self._heard / SAMPLE_RATE)
-        self._tell()
+        self._report()
 
     @cached_property
     def _prepared(self) -> NDArray[Any]:
         return self._model.prepare(self._source.samples)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Report the segments of all windows whose predecessors are reported."""
         while self._turn in self._done:
             for segment in self._done.pop(self._turn):
@@ -86,4 +86,4 @@ class _Windows:
 
 
 def _ignored(_: object) -> None:
-    """Callbacks of single windows are ignored: _tell reports them in order."""
+    """Ignores the callbacks of single windows: _report() passes segments on in order."""

@@ -18,7 +18,7 @@ _AT_ONCE = 4096  # frames: at an error the decoder loses the block it was readin
 _UNKNOWN = 1 << 48  # frames: libsndfile returns more than this if the length is unknown
 _MEDIA = (b"ftyp", b"moov", b"mdat", b"\x1a\x45\xdf\xa3")  # magic of MP4 (after four bytes) and Matroska
 _SLACK = 1.0  # seconds by which a container's stated duration may exceed the real one
-_OUTSIDE = {"protocol_whitelist": "none"}  # security: playlists must not open other files or addresses
+_NO_PROTOCOLS = {"protocol_whitelist": "none"}  # security: playlists must not open other files or addresses
 
 
 class Decoder:
@@ -57,10 +57,10 @@ def decoder(file: Path | io.BytesIO, data: Content, name: str) -> Decoder:
     reason = "its index is missing, which may stand at the end" if media else "unknown format"
     if soundfile is not None and not media:
         try:
-            return _by_soundfile(soundfile, file, data)
+            return _soundfile_decoder(soundfile, file, data)
         except (soundfile.SoundFileError, RuntimeError) as error:
             reason = str(error).rpartition(": ")[2].rstrip(".")
-    found = None if av is None else _by_av(av, file)
+    found = None if av is None else _av_decoder(av, file)
     if found is None:
         raise AudioError(f"{name}: not a sound that can be read ({reason}); WAV, FLAC, Ogg, MP3, M4A, MP4, MKV and "
                          "WebM can")  # fmt: skip
@@ -74,7 +74,7 @@ def _module(name: str) -> ModuleType | None:
         return None
 
 
-def _by_soundfile(soundfile: ModuleType, file: Path | io.BytesIO, data: Content) -> Decoder:
+def _soundfile_decoder(soundfile: ModuleType, file: Path | io.BytesIO, data: Content) -> Decoder:
     sound = soundfile.SoundFile(file)
     sound.seekable = lambda: False  # else soundfile seeks after each read, and libmpg123 complains on stderr
 
@@ -102,10 +102,10 @@ def _next(announced: int | None, done: int) -> int:
     return min(left, _AT_ONCE) if left > 0 else _AT_ONCE
 
 
-def _by_av(av: ModuleType, file: Path | io.BytesIO) -> Decoder | None:
+def _av_decoder(av: ModuleType, file: Path | io.BytesIO) -> Decoder | None:
     """The first audio stream of a container; None: it has none, or FFmpeg cannot read it."""
     try:
-        container = av.open(file.open("rb") if isinstance(file, Path) else file, options=_OUTSIDE)
+        container = av.open(file.open("rb") if isinstance(file, Path) else file, options=_NO_PROTOCOLS)
     except (av.error.FFmpegError, ValueError):
         return None
     stream = next(iter(container.streams.audio), None)

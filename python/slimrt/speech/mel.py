@@ -46,7 +46,7 @@ def log_mel(samples: Samples, n_mels: int, padding: int = 0) -> Mel:
         heard = min(-(-(len(samples) + WINDOW // 2) // HOP), n_frames)
     for start in range(0, heard, _CHUNK):
         stop = min(start + _CHUNK, heard)
-        part = _mirrored(samples, length, start * HOP - WINDOW // 2, (stop - 1) * HOP + WINDOW // 2)
+        part = _reflected(samples, length, start * HOP - WINDOW // 2, (stop - 1) * HOP + WINDOW // 2)
         frames = np.lib.stride_tricks.sliding_window_view(part, WINDOW)[::HOP]
         spectrum = np.fft.rfft(frames * window)
         power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
@@ -57,7 +57,7 @@ def log_mel(samples: Samples, n_mels: int, padding: int = 0) -> Mel:
     return result
 
 
-def _mirrored(samples: Samples, length: int, start: int, stop: int) -> Samples:
+def _reflected(samples: Samples, length: int, start: int, stop: int) -> Samples:
     """Samples [start, stop) of a sound padded with silence up to `length`, mirrored at both ends."""
     if 0 <= start and stop <= len(samples):
         return samples[start:stop]

@@ -14,7 +14,7 @@ from slimrt.speech.audio import SAMPLE_RATE, Samples
 _FRAME = SAMPLE_RATE * 30 // 1000  # 30 ms
 _BELOW_LOUD = 1e-4  # energy relative to loud frames: 40 dB lower is silence
 _ABOVE_QUIET = 4.0  # energy relative to quiet frames: 6 dB above the background noise is speech
-_HEARABLE = 1e-8  # lower limit of the mean square (full scale 1) of speech: -80 dB
+_MIN_ENERGY = 1e-8  # lower limit of the mean square (full scale 1) of speech: -80 dB
 
 Span = tuple[int, int]
 
@@ -37,7 +37,7 @@ def loud_spans(samples: Samples) -> list[Span]:
         return []
     energy = frame_energy(samples)
     loud, quiet = np.quantile(energy, 0.95), np.quantile(energy, 0.1)
-    floor = max(loud * _BELOW_LOUD, min(quiet * _ABOVE_QUIET, loud / _ABOVE_QUIET), _HEARABLE)
+    floor = max(loud * _BELOW_LOUD, min(quiet * _ABOVE_QUIET, loud / _ABOVE_QUIET), _MIN_ENERGY)
     edges = np.flatnonzero(np.diff(energy >= floor, prepend=False, append=False)) * _FRAME
     return [(int(start), min(int(end), len(samples))) for start, end in edges.reshape(-1, 2)]
 

@@ -19,8 +19,8 @@ from slimrt.errors import UnsupportedError
 from slimrt.speech.resample import Samples
 
 CHUNK = 512  # samples for one probability: 32 ms
-_BEFORE = 64  # samples of context before a chunk
-_MIRRORED = 64  # samples of mirrored padding after it
+_CONTEXT = 64  # samples of context before a chunk
+_PADDING = 64  # samples of mirrored padding after it
 _WINDOW, _HOP = 256, 128  # samples of the Fourier transform
 _BINS = _WINDOW // 2 + 1
 _HIDDEN = 128
@@ -59,33 +59,33 @@ def speech_probabilities(samples: Samples) -> Floats:
     weights = _weights()
     if not len(samples):
         return np.zeros(0, np.float32)
-    padded = np.pad(samples, (_BEFORE, -len(samples) % CHUNK))
-    heard = np.lib.stride_tricks.sliding_window_view(padded, _BEFORE + CHUNK)[::CHUNK]
+    padded = np.pad(samples, (_CONTEXT, -len(samples) % CHUNK))
+    heard = np.lib.stride_tricks.sliding_window_view(padded, _CONTEXT + CHUNK)[::CHUNK]
     hidden = cell = np.zeros(_HIDDEN, np.float32)
     found = []
     for start in range(0, len(heard), _AT_ONCE):
         features = _features(heard[start : start + _AT_ONCE], weights)
         states, hidden, cell = _lstm(features, hidden, cell, weights)
         logits = np.maximum(states, 0) @ weights["_model.decoder.decoder.2.weight"]
-        found.append(_logistic(logits + weights["_model.decoder.decoder.2.bias"]))
+        found.append(_sigmoid(logits + weights["_model.decoder.decoder.2.bias"]))
     return np.concatenate(found)
 
 
 def _features(heard: Floats, weights: Weights) -> Floats:
     """The input of the LSTM (n, 128) for chunks (n, samples)."""
-    mirrored = np.pad(heard, ((0, 0), (0, _MIRRORED)), mode="reflect")
+    mirrored = np.pad(heard, ((0, 0), (0, _PADDING)), mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(mirrored, _WINDOW, axis=1)[:, ::_HOP]
     waves = frames.reshape(-1, _WINDOW) @ weights["_model.stft.forward_basis_buffer"].reshape(2 * _BINS, _WINDOW).T
     waves = waves.reshape(len(heard), -1, 2 * _BINS)
     x: Floats = np.sqrt(waves[..., :_BINS] ** 2 + waves[..., _BINS:] ** 2)
     for i, stride in enumerate(_STRIDES):
         name = f"_model.encoder.{i}.reparam_conv"
-        x = _convolved(x, weights[f"{name}.weight"], weights[f"{name}.bias"], stride)
+        x = _conv_relu(x, weights[f"{name}.weight"], weights[f"{name}.bias"], stride)
     features: Floats = x[:, 0]
     return features
 
 
-def _convolved(x: Floats, weight: Floats, bias: Floats, stride: int) -> Floats:
+def _conv_relu(x: Floats, weight: Floats, bias: Floats, stride: int) -> Floats:
     """Convolution of width 3 and ReLU: (n, frames, channels) to (n, frames / stride, channels out)."""
     padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, 3, axis=1)[:, ::stride]
@@ -102,13 +102,13 @@ def _lstm(inputs: Floats, hidden: Floats, cell: Floats, weights: Weights) -> tup
     for i, given in enumerate(inputs @ weights["_model.decoder.rnn.weight_ih"].T + bias):
         # einsum: BLAS would wake its threads for these 65,000 products, which takes longer
         gates = given + np.einsum("ij,j->i", recurrent, hidden)
-        enter, keep, show = (_logistic(gates[at * _HIDDEN : (at + 1) * _HIDDEN]) for at in (0, 1, 3))
+        enter, keep, show = (_sigmoid(gates[at * _HIDDEN : (at + 1) * _HIDDEN]) for at in (0, 1, 3))
         cell = keep * cell + enter * np.tanh(gates[2 * _HIDDEN : 3 * _HIDDEN])
         hidden = states[i] = show * np.tanh(cell)
     return states, hidden, cell
 
 
-def _logistic(x: Floats) -> Floats:
+def _sigmoid(x: Floats) -> Floats:
     made: Floats = np.float32(0.5) + np.float32(0.5) * np.tanh(np.float32(0.5) * x)
     return made
 

@@ -94,7 +94,7 @@ class Whisper:
     language_probability: float = field(init=False)
     _segments: list[Segment] = field(default_factory=list)
     _previous: list[int] = field(default_factory=list)
-    _spoken_until: float = 0.0  # end of the last word, seconds
+    _last_word_end: float = 0.0  # end of the last word, seconds
 
     def __post_init__(self) -> None:
         tokens = self.model.tokens
@@ -128,7 +128,7 @@ class Whisper:
         mel, window = self.prepare(samples) if prepared is None else prepared, self.model.n_frames
         for seek, end in self._clips(samples):
             while seek < end:
-                seek += yield from self._hear(mel, seek, min(window, end - seek))
+                seek += yield from self._transcribe_window(mel, seek, min(window, end - seek))
                 self.heard(min(min(seek, end) / FRAMES_PER_SECOND, seconds(samples)))
         return self._segments
 
@@ -149,7 +149,7 @@ class Whisper:
 
     def window(self, mel: Mel, start: int, end: int) -> Task[list[Segment]]:
         """Transcribe one window of windows(). mel: of the whole sound, from prepare()."""
-        yield from self._hear(mel, start // HOP, (end - start) // HOP, alone=True)
+        yield from self._transcribe_window(mel, start // HOP, (end - start) // HOP, alone=True)
         return self._segments
 
     def detect(self, samples: Samples) -> Task[dict[str, float]]:
@@ -178,7 +178,7 @@ class Whisper:
         clips = self.options.clips(len(samples) // HOP / FRAMES_PER_SECOND)
         return [(round(start * FRAMES_PER_SECOND), round(end * FRAMES_PER_SECOND)) for start, end in clips]
 
-    def _hear(self, mel: Mel, seek: int, size: int, alone: bool = False) -> Task[int]:
+    def _transcribe_window(self, mel: Mel, seek: int, size: int, alone: bool = False) -> Task[int]:
         """Transcribe `size` mel frames and add the segments; returns the frames done. alone: that is all of them."""
         sequence = self.engine.new_sequence()
         try:
@@ -200,7 +200,7 @@ class Whisper:
             shown = self._previous[-(room - 1 - len(hot)) :] if len(hot) < room - 1 else []
             prompt = [tokens.previous, *hot, *shown, tokens.start]
         rest = tokens.instructions(self.language, options.task, options.timestamps)
-        prefix, self._prefix = self._given(self.model.n_ctx - len(prompt) - len(rest) - room // 2), []
+        prefix, self._prefix = self._given_beginning(self.model.n_ctx - len(prompt) - len(rest) - room // 2), []
         rest += prefix
         row = (yield Append([(sequence, prompt)]))[0]
         silence = 0.0 if tokens.no_speech is None else float(np.exp(row[tokens.no_speech] - log_normaliser(row)))
@@ -212,8 +212,8 @@ class Whisper:
         for temperature in options.temperatures:
             if decoded is not None:
                 yield from self._restore(sequence, prompt, rest, decoded.temperature)
-            found = yield from self._search(sequence, row.copy(), temperature, limit, _After(self._rules, prefix))
-            decoded = self._judged(found, prefix, temperature, silence)
+            found = yield from self._search(sequence, row.copy(), temperature, limit, _RulesAfter(self._rules, prefix))
+            decoded = self._window_result(found, prefix, temperature, silence)
             if not self._failed(decoded):
                 break
         assert decoded is not None  # there is at least one temperature
@@ -234,12 +234,14 @@ class Whisper:
         """How many texts of a window are decoded at once at this temperature."""
         return self.options.best_of if temperature else self.options.num_beams
 
-    def _given(self, room: int) -> list[int]:
+    def _given_beginning(self, room: int) -> list[int]:
         """The given beginning of the first window's text, at most `room` tokens: <|0.00|> and the prefix."""
         given = [*([] if self._times is None else [self._times]), *self._prefix]
         return given[: max(room, 0)] if self._prefix else []
 
-    def _search(self, sequence: int, row: Logits, temperature: float, limit: int, rules: _After) -> Task[Hypothesis]:
+    def _search(
+        self, sequence: int, row: Logits, temperature: float, limit: int, rules: _RulesAfter
+    ) -> Task[Hypothesis]:
         """Decode a window's text: greedy or beam search at temperature 0, else the best of best_of samples."""
         options, ends = self.options, frozenset({self.model.tokens.end})
         if temperature == 0.0 and self._width(temperature) > 1:
@@ -273,7 +275,7 @@ class Whisper:
         self.seed = random.Random(self.seed).getrandbits(62)
         return core.Sampler(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=self.seed)
 
-    def _judged(self, found: Hypothesis, prefix: Sequence[int], temperature: float, silence: float) -> Decoded:
+    def _window_result(self, found: Hypothesis, prefix: Sequence[int], temperature: float, silence: float) -> Decoded:
         """The decoded window: the given prefix, whose probabilities are 1, and what was found."""
         tokens = (*prefix, *found.tokens)
         text = self.model.tokens.text(tokens).strip()
@@ -344,14 +346,14 @@ class Whisper:
                 mine.append(spoken[at].word)
                 at += 1
             given = [(offset + word.start, offset + word.end) for word in mine]
-            times = cut_at_segment(given, offset + start, offset + end, self._spoken_until, usual)
+            times = cut_at_segment(given, offset + start, offset + end, self._last_word_end, usual)
             result.append(tuple(Word(w.word, *time, w.probability) for w, time in zip(mine, times, strict=True)))
-            self._spoken_until = times[-1][1] if times else self._spoken_until
+            self._last_word_end = times[-1][1] if times else self._last_word_end
         return result
 
 
 @dataclass(frozen=True)
-class _After:
+class _RulesAfter:
     """The rules for tokens after a given beginning."""
 
     rules: WhisperRules

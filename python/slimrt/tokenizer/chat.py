@@ -28,7 +28,7 @@ _PROBE = "730519826404"  # a text that no template writes by itself; without let
 _PRIVATE_USE = range(0xE000, 0xF900)  # characters that no vocabulary has, and that are not white space
 
 # Where a template searches its input for a text, as in content.split('</think>') or '</think>' in content.
-_LOOKS_FOR = re.compile(
+_SEARCHES = re.compile(
     r"""(?:with|split|partition|find|replace)\(\s*(['"])(.+?)\1|(['"])([^'"]+)\3\s+(?:not\s+)?in\s"""
 )
 
@@ -138,7 +138,7 @@ def _render(
     writer = compiled(template)
     made = checked_messages(messages, template, answer=add_generation_prompt)
     marks = _Marks(tokenizer.spelled_out)
-    sought = frozenset(control for control in marks.controls if control in _sought(template))
+    sought = frozenset(control for control in marks.controls if control in _searched_for(template))
     given = {"tools": None, "documents": None} | marks.put(variables)
     marked = [marks.put(message, sought if message["role"] == "assistant" else frozenset()) for message in made]
 
@@ -262,9 +262,9 @@ def _reads_parts(template: str) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _sought(template: str) -> str:
+def _searched_for(template: str) -> str:
     """The texts that a template searches messages for, such as the end of thoughts, which it removes; by newlines."""
-    return "\n".join(found[2] or found[4] for found in _LOOKS_FOR.finditer(template))
+    return "\n".join(found[2] or found[4] for found in _SEARCHES.finditer(template))
 
 
 def _check_variables(variables: Mapping[str, Any], taken: Iterable[str]) -> None:

@@ -144,16 +144,16 @@ def tool_format(tokenizer: Tokenizer, chat_template: Template | None = None) -> 
     template = find_template(tokenizer, chat_template)
     known = _formats.setdefault(tokenizer, {})
     if template not in known:
-        known[template] = _found(tokenizer, template)
+        known[template] = _derive(tokenizer, template)
     return known[template]
 
 
-def _found(tokenizer: Tokenizer, template: str) -> ToolFormat:
+def _derive(tokenizer: Tokenizer, template: str) -> ToolFormat:
     if not _shows_tools(tokenizer, template):
         return _HERMES
     for ids in (_IDS, _NAMED_IDS):
         for as_text in (False, True):
-            if found := _read(tokenizer, template, as_text, ids):
+            if found := _derive_from_calls(tokenizer, template, as_text, ids):
                 return found
     known = next((one for words, one in _TABLE if all(word in template for word in words)), None)
     return (
@@ -173,7 +173,7 @@ def _shows_tools(tokenizer: Tokenizer, template: str) -> bool:
     return text is not None and all(name in text for name in _NAMES)
 
 
-def _read(tokenizer: Tokenizer, template: str, as_text: bool, ids: Sequence[str]) -> ToolFormat | None:
+def _derive_from_calls(tokenizer: Tokenizer, template: str, as_text: bool, ids: Sequence[str]) -> ToolFormat | None:
     """The format derived from rendering calls with these ids; None: the template does not show it."""
     plain = _rendered(tokenizer, template, {"content": _CONTENT})
     one, other = (_rendered(tokenizer, template, _calls([i], as_text, ids)) for i in (0, 1))
@@ -320,7 +320,7 @@ def history(messages: Sequence[Mapping[str, Any]], format: ToolFormat) -> list[d
             else:
                 made.append({"role": "user", "content": text})
         else:
-            made.append(_spelled(f"messages[{i}]", message, format))
+            made.append(_with_calls_in_content(f"messages[{i}]", message, format))
         results = is_result
     return made
 
@@ -335,7 +335,7 @@ def _with_calls(where: str, message: Any, format: ToolFormat) -> Any:
     if not calls:
         return message
     if not format.shown:
-        return {**message, "content": _spelled(where, message, format)["content"]}
+        return {**message, "content": _with_calls_in_content(where, message, format)["content"]}
     if len(calls) > 1 and format.shown < 2:
         raise ChatError(
             f"{where} has {len(calls)} calls, of which the chat template shows one: write a message for each"
@@ -388,7 +388,7 @@ def _call(where: str, call: Any, as_text: bool) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": json.dumps(parsed) if as_text else parsed}}
 
 
-def _spelled(where: str, message: Any, format: ToolFormat) -> Any:
+def _with_calls_in_content(where: str, message: Any, format: ToolFormat) -> Any:
     """A message whose calls are part of its content, as the model wrote them."""
     if not isinstance(message, Mapping) or not message.get("tool_calls"):
         return message
