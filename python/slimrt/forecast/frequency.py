@@ -122,7 +122,7 @@ def named(name: str, moments: Moments) -> Frequency:
 
 
 def _on_time(frequency: Frequency, moments: Moments, part: np.timedelta64) -> Frequency:
-    """The frequency at the time of day of the first moment if all moments fit then, else aligned to whole parts."""
+    """The frequency at the first moment's time of day if all moments fit then, else aligned to a multiple of `part`."""
     first, day = frequency.first.astype("M8[D]"), moments[0].astype("M8[D]")
     exact = frequency.starting(first + (moments[0] - day))
     if exact.fits(moments).all():

@@ -75,6 +75,8 @@ class Ticket(Generic[Result]):
     Attributes:
         begun: it has started. done: it has a result, has failed, or was cancelled.
         preemptions: how often its rows were given up.
+        needs: sequences that it uses at once. order: smaller for older tickets. awaited: threads that wait for it.
+        wants: its current request; answer: to that, complete once `answered` is set.
     """
 
     def __init__(self, task: Task[Result], needs: int, call: Call, order: int):

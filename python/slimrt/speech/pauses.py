@@ -1,4 +1,4 @@
-"""Corrects the times of words next to pauses, which dynamic time warping adds to a word, as openai/whisper does."""
+"""Corrects the times of words next to pauses, as openai/whisper does: dynamic time warping adds a pause to a word."""
 
 from __future__ import annotations
 
