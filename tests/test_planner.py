@@ -58,6 +58,7 @@ def test_grouped_heads_and_the_aya_table(tmp_path):
     assert _core.plan(str(grouped), n_ctx=8192)["cache"] * 8 == _core.plan(str(path), n_ctx=8192)["cache"]
 
 
+@pytest.mark.unsanitized  # whose shadow of what is reserved is resident memory
 @pytest.mark.unemulated  # the emulator's own tables of what is mapped are resident memory of this process
 def test_planning_a_7b_model_takes_no_disk_memory_or_time(tmp_path):
     """A sparse file of 13 GB: nothing is written, nothing of its weights is read."""
@@ -73,6 +74,7 @@ def test_planning_a_7b_model_takes_no_disk_memory_or_time(tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
+@pytest.mark.unsanitized  # which makes short work longer than long work
 @pytest.mark.parametrize("mode", ["kivi", "lowrank"])
 def test_the_longest_prompt_is_not_gone_through(mode, tmp_path):
     """Of rows that age a prompt of a whole context is counted, not chunk by chunk: 256 times as many took 8 times as
