@@ -28,6 +28,21 @@ def test_comments_point_to_documents_that_are_there():
     assert SOURCES and not gone
 
 
+@pytest.mark.parametrize("name", ["adding", "architecture", "arm", "boards", "cuda", "testing"])
+def test_documents_of_the_code_call_it_what_it_is_called(name):
+    """Names in them with a capital inside or an underscore are in the sources."""
+    paths = [ROOT / "CMakeLists.txt", ROOT / "pyproject.toml", *SOURCES, *(ROOT / "tests").rglob("*")]
+    kinds = {".h", ".cpp", ".cu", ".cuh", ".py", ".sh", ".txt", ".toml"}
+    text = " ".join(f"{path.name} {path.read_text(encoding='utf-8')}" for path in paths if path.suffix in kinds)
+    words = set(re.findall(r"\w+", text))
+    quoted = re.findall(r"`([^`\n]+)`", (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8"))
+    names = {
+        part for one in quoted if re.fullmatch(r"[A-Za-z_][\w:.]*(\(\))?", one) for part in re.findall(r"\w+", one)
+    }
+    named = {one for one in names if "_" in one or re.search(r"[a-z][A-Z]", one)}
+    assert named and not named - words
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "models").glob("*.gguf")), ids=lambda path: path.stem)
 def test_shipped_models_are_called_what_their_files_are(path):
     assert core.GgufFile(str(path)).value("general.name") == path.stem

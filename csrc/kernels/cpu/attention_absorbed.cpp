@@ -55,7 +55,7 @@ void score_q8(const RotatedScores& x) {
     }
 }
 
-/// Placeholder type for codes of few bits, which are always dequantised first.
+/// Stands for codes of 2 to 4 bits, which have no type of their own: they are always dequantised first.
 struct FewBitCodes {
     uint8_t codes;
 };
