@@ -202,6 +202,14 @@ def test_mirostat_takes_the_likeliest_where_its_bound_leaves_nothing():
     assert [sampler.sample(logits) for _ in range(20)] == [logits.argmax()] * 20
 
 
+def test_mirostat_s_bound_stays_a_number():
+    """However fast it learns: after a surprise only the likeliest token is left, after that every token."""
+    sampler, logits = _core.Sampler(temperature=1.0, seed=1, mirostat=2, mirostat_eta=1e308), row(300, scale=0.01)
+    chosen = [sampler.sample(logits) for _ in range(40)]
+    assert chosen[1::2] == [logits.argmax()] * 20
+    assert len(set(chosen[::2])) > 10
+
+
 def test_choices_are_the_same_on_every_machine():
     """A checksum of them; logits are exact multiples of 1/64."""
     rng, chosen = np.random.default_rng(2), list[int]()
@@ -220,9 +228,9 @@ def test_choices_are_the_same_on_every_machine():
 @pytest.mark.parametrize(
     "options",
     [{"dry_multiplier": -1.0}, {"dry_multiplier": np.inf}, {"dry_base": 0.9}, {"dry_base": np.nan},
-     {"dry_allowed_length": -1}, {"dry_penalty_last_n": -2}, {"top_n_sigma": -1.0}, {"xtc_probability": 1.1},
-     {"xtc_probability": -0.1}, {"xtc_threshold": -0.1}, {"xtc_threshold": np.nan}, {"mirostat": 1}, {"mirostat": 3},
-     {"mirostat_tau": -1.0}, {"mirostat_tau": np.inf}, {"mirostat_eta": -0.1}],
+     {"dry_allowed_length": -1}, {"dry_penalty_last_n": -2}, {"top_n_sigma": -1.0}, {"top_n_sigma": np.inf},
+     {"xtc_probability": 1.1}, {"xtc_probability": -0.1}, {"xtc_threshold": -0.1}, {"xtc_threshold": np.nan},
+     {"mirostat": 1}, {"mirostat": 3}, {"mirostat_tau": -1.0}, {"mirostat_tau": np.inf}, {"mirostat_eta": -0.1}],
 )  # fmt: skip
 def test_options_out_of_range_are_named(options):
     with pytest.raises(ValueError, match=next(iter(options))):

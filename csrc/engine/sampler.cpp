@@ -46,7 +46,8 @@ Sampler::Sampler(SamplerOptions options)
     require(std::isfinite(o.frequency_penalty), "frequency_penalty must be finite");
     require(std::isfinite(o.presence_penalty), "presence_penalty must be finite");
     require(o.repeat_last_n >= -1, "repeat_last_n must be -1 (all), 0 or more");
-    require(o.top_n_sigma >= 0, "top_n_sigma must be 0 (all) or more");
+    require(o.top_n_sigma >= 0 && std::isfinite(o.top_n_sigma),
+            "top_n_sigma must be 0 (all) or more, and finite");
     require(o.xtc_probability >= 0 && o.xtc_probability <= 1, "xtc_probability must lie in [0, 1]");
     require(o.xtc_threshold >= 0 && o.xtc_threshold <= 1, "xtc_threshold must lie in [0, 1]");
     require(o.mirostat == 0 || o.mirostat == 2, "mirostat must be 0 (none) or 2 (1 is not supported)");
@@ -145,7 +146,9 @@ int32_t Sampler::choose_by_surprise(Candidates& candidates) {
     candidates.keep_surprise(most_surprise_, options_.temperature);
     const int32_t token = candidates.draw(options_.temperature, random());
     const double surprise = candidates.surprise(token, options_.temperature);
-    most_surprise_ -= options_.mirostat_eta * (surprise - options_.mirostat_tau);
+    const double next = most_surprise_ - options_.mirostat_eta * (surprise - options_.mirostat_tau);
+    constexpr double kMost = 1e6;  // far more than any token has; infinity minus infinity would be no bound
+    most_surprise_ = std::clamp(next, -kMost, kMost);
     return token;
 }
 
