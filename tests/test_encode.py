@@ -175,6 +175,30 @@ def test_alignment_is_the_same_in_every_mode(name, cross, gguf):
         one.alignment(0, prompt, [(0, 99)])
 
 
+def test_alignment_says_what_it_cannot_undo(gguf):
+    """Its tokens made rows age, which then are forgotten, or would need blocks that forks have."""
+    ids = np.arange(200, dtype=np.int32) % 25 + 3
+
+    def of(levels: str, n: int) -> tuple[_core.Engine, int]:
+        one = engine(gguf("t5"), cache="kivi", cache_type_k=levels, n_ctx=320, n_seqs=1)
+        sequence = one.new_sequence()
+        one.encode([(sequence, source("t5"))])
+        one.append([(sequence, ids[:n])])
+        return one, sequence
+
+    one, sequence = of("none+f32*0.3", 150)
+    with pytest.raises(ValueError, match="cannot truncate a sequence of 200 tokens to 150: rows .* are forgotten"):
+        one.alignment(sequence, ids[150:], [(0, 0)])
+
+    one, sequence = of("f32+sinks=4+recent=0", 33)
+    copy, *others = (one.fork(sequence) for _ in range(3))
+    for other in others:
+        one.append([(other, ids[:1])])
+    with pytest.raises(ContextOverflowError, match="1 free blocks of 32 tokens and 2 are needed"):
+        one.alignment(copy, ids[33:36], [(0, 0)])
+    assert one.length(copy) == 36
+
+
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", ["whisper", "umt5", "moonshine"])
 def test_alignment_is_hugging_face_s(name, gguf, seq2seq):

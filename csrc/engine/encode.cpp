@@ -6,7 +6,6 @@
 #include "core/error.h"
 #include "core/processors.h"
 #include "engine/engine.h"
-#include "engine/scope_exit.h"
 #include "model/architecture.h"
 
 namespace slimrt {
@@ -178,8 +177,8 @@ std::vector<float> Engine::alignment(const Item& item, std::span<const Head> hea
         }
     };
     const int64_t before = cache().length(item.sequence);
-    const ScopeExit finish([&] { undo({{item.sequence, before}}); });
     append({&item, 1}, Output::logits, nullptr, progress, observer);
+    cache().truncate(item.sequence, before);
     return out;
 }
 

@@ -70,7 +70,8 @@ class Engine {
         int layer, head;
     };
     /// Softmax weights of cross-attention heads, [heads, tokens, rows of encoder states] f32, for these
-    /// tokens after a sequence, which is left as it was.
+    /// tokens after a sequence, which is then truncated to its length before; where that throws, it keeps
+    /// them.
     std::vector<float> alignment(const Item& item, std::span<const Head> heads, const Progress& progress);
     int64_t encoder_length(int sequence) const;
 

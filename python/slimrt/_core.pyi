@@ -265,8 +265,8 @@ class Engine:
         on_progress: Callable[[int, int], object] | None = None,
     ) -> NDArray[np.float32]:
         """Softmax weights of cross-attention's (layer, head)s, float32 [heads, tokens, rows of the source], as these
-        tokens are appended to a sequence, which is then as it was before. ValueError: the sequence has no source, or
-        there is no such head; others as append.
+        tokens are appended to a sequence, which is then truncated to its length before; where that raises, as truncate,
+        it keeps them. ValueError: the sequence has no source, or there is no such head; others as append.
         """
     def attention_inputs(
         self, ids: NDArray[np.int32], *, on_progress: Callable[[int, int], object] | None = None
