@@ -18,6 +18,7 @@ from folds import fold_all
 from gguf_shapes import Shape, write_random, write_sparse
 from reference import Reference
 from slimrt import _core, core
+from tiny_model import write_tiny
 
 # Cache elements (K and V) at a context, docs/cache-math.md section 6, for the architectures of this release.
 # name: shape, context, elements in the paper, half a unit of its last digit.
@@ -369,3 +370,26 @@ def test_a_plan_makes_no_biases_of_alibi(convert):
     path = str(convert(GOLDEN / "mpt"))
     ran = subprocess.run([sys.executable, "-c", PLANS_ALL, path], capture_output=True, text=True, check=True)
     assert int(ran.stdout) < 1 << 20  # KiB
+
+
+LOADS = """
+import pathlib, sys
+from slimrt import _core
+def peak():
+    return int(pathlib.Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
+before = peak()
+said = _core.Engine(sys.argv[1], n_ctx=1 << 16, n_batch=16, n_threads=1, cache_type_k="q4", cache_type_v="q4").memory()
+print(peak() - before, said["total"], said["derived"])
+"""
+
+
+@pytest.mark.unsanitized  # whose tables of what is mapped are resident memory, too
+@pytest.mark.unemulated
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
+def test_loading_takes_no_more_than_was_said(tmp_path):
+    """At no time: the angles of a long context, 64 MiB here, are not there twice."""
+    path = write_tiny(tmp_path / "tiny.gguf", d=1024, n_layers=1, n_kv_heads=1)
+    ran = subprocess.run([sys.executable, "-c", LOADS, path], capture_output=True, text=True, check=True)
+    grown, total, derived = map(int, ran.stdout.split())
+    assert derived >= 64 << 20
+    assert grown < total + (8 << 20)

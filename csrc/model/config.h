@@ -113,8 +113,8 @@ struct RopeFrequencies {
     int64_t temperature_length = 1;
     int unrotated = 0;  // this many pairs before these do not rotate
 
-    /// cos/sin table [n_ctx, 2 * all pairs] f32 (kernels/backend.h: Rope).
-    std::vector<float> table(int64_t n_ctx) const;
+    /// Rows of a cos/sin table (kernels/backend.h: Rope), of positions from `first` on: [n, 2 * all pairs].
+    std::vector<float> table(int64_t first, int64_t n) const;
 };
 
 /// Frequencies of one of config.ropes with its scaling: linear, llama3 (tensor rope_freqs), YaRN, longrope

@@ -1,5 +1,7 @@
 #include "model/parts.h"
 
+#include <algorithm>
+
 #include "core/error.h"
 #include "model/architecture.h"
 
@@ -21,7 +23,11 @@ Rope load_rope(Part& part, const ModelConfig& config, const RopeFrequencies& fre
     Backend& backend = *part.backend;
     part.tables.push_back(backend.alloc(MemoryKind::derived, n * n_rot * sizeof(float), "RoPE table"));
     const Tensor table(part.tables.back().data.get(), DType::F32, n, n_rot);
-    if (!backend.dry()) backend.upload(table, frequencies.table(n).data(), table.bytes());
+    constexpr int64_t kRows = 4096;  // at a time: the whole table of a long context would be there twice
+    for (int64_t first = 0; first < n && !backend.dry(); first += kRows) {
+        const Tensor rows = table.rows_of(first, std::min(kRows, n - first));
+        backend.upload(rows, frequencies.table(first, rows.rows).data(), rows.bytes());
+    }
     const int first = config.latent ? config.head_dim - n_rot : 0;  // MLA rotates the last columns of a head
     return {table, n_rot, config.architecture->positions == Positions::rope_interleaved, first};
 }

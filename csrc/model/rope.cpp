@@ -74,10 +74,10 @@ RopeFrequencies rope_frequencies(const ModelConfig& c, const RopeConfig& r, cons
     return out;
 }
 
-std::vector<float> RopeFrequencies::table(int64_t n_ctx) const {
+std::vector<float> RopeFrequencies::table(int64_t first, int64_t n) const {
     std::vector<float> out;
-    out.reserve(n_ctx * 2 * (unrotated + pairs.size()));
-    for (int64_t p = 0; p < n_ctx; ++p) {
+    out.reserve(n * 2 * (unrotated + pairs.size()));
+    for (int64_t p = first; p < first + n; ++p) {
         const double grown = 1 + temperature_scale * std::log1p(double(p / temperature_length));
         for (int i = 0; i < unrotated; ++i) {
             out.push_back(float(grown));
