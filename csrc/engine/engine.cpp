@@ -35,6 +35,16 @@ uint64_t hash_of_rotation(const ModelConfig& config, const GgufFile& file, int64
     return hash;
 }
 
+/// How many of the `left` tokens of an item go into a step that has `taken` tokens of others; 0: none, the
+/// step is full. Where long steps pay, tokens that do not fit beside others get a step of their own; so do
+/// those whose rows have no slots.
+int64_t share_of_step(StepLimits limits, int64_t n_batch, int64_t taken, int64_t left) {
+    if (taken == 0) return std::min(left, limits.longest);
+    const bool long_steps_pay = limits.longest > n_batch || limits.stored < n_batch;
+    const int64_t room = n_batch - taken;
+    return long_steps_pay && left > std::min(room, limits.stored) ? 0 : std::min(left, room);
+}
+
 }  // namespace
 
 Engine::Engine(GgufFile file, const EngineOptions& options, const ExtraTensors& extra)
@@ -95,16 +105,13 @@ bool Engine::has_room(KvCache::Growth growth) {
 
 Step Engine::next_step(std::span<const Item> items, Cursor& at) {
     const CacheOptions& o = decoder_->options();
-    const auto [longest, stored] = decoder_->step_limits();
+    const StepLimits limits = decoder_->step_limits();
     Step step(cache());
-    while (at.item < items.size() && int(step.n_sequences()) < o.n_seqs) {
+    while (at.item < items.size() && step.n_sequences() < o.n_seqs) {
         const auto [id, tokens, outputs] = items[at.item];
-        const int64_t left = tokens.size() - at.token, room = o.n_batch - int64_t(step.tokens.size());
-        // Where long steps pay, tokens that do not fit beside others get a step of their own; so do those
-        // whose rows have no slots.
-        const bool cut = longest <= o.n_batch && stored >= o.n_batch;  // long steps do not pay
-        if (room == 0 || (room < o.n_batch && left > std::min(room, stored) && !cut)) break;
-        const int64_t n = std::min(left, room == o.n_batch ? longest : room);
+        const int64_t n =
+            share_of_step(limits, o.n_batch, int64_t(step.tokens.size()), int64_t(tokens.size() - at.token));
+        if (n == 0) break;
         step.add_sequence(cache(), id, n);
         if (KvCache* states = decoder_->encoder_states()) {
             const int of = encoder_states_of_.at(id);
@@ -116,7 +123,7 @@ Step Engine::next_step(std::span<const Item> items, Cursor& at) {
             step.tokens.push_back(tokens[at.token]);
         }
         if (at.token == tokens.size()) at = {at.item + 1, 0};
-        if (n >= o.n_batch || n > stored) break;
+        if (n >= o.n_batch || n > limits.stored) break;  // a step of its own
     }
     return step;
 }
