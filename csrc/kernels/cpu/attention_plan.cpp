@@ -121,9 +121,14 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /// How many equal shares the work is divided into.
 int64_t shares_of(int n_threads) { return n_threads == 1 ? 1 : int64_t(n_threads) * kPartsPerThread; }
 
-size_t aligned(size_t floats) { return (floats + 15) / 16 * 16; }
-
 }  // namespace
+
+/// Hands out consecutive parts of memory, in floats, each from a cache line on.
+struct AttentionPlan::Layout {
+    size_t end = 0;
+
+    size_t take(size_t floats) { return std::exchange(end, end + (floats + 15) / 16 * 16); }
+};
 
 AttentionPlan::AttentionPlan(const AttentionArgs& args)
     : n_groups(common_groups(args)),
@@ -263,69 +268,74 @@ void AttentionPlan::repack_into(const AttentionArgs& args, size_t pairs, size_t 
     tile = std::clamp<int64_t>(kTileFloats / width / kMinTile * kMinTile, kMinTile, kMaxTile);
 
     max_pairs = pairs;
-    size_t end = 0;
-    const auto take = [&end](size_t floats) { return std::exchange(end, end + aligned(floats)); };
+    Layout of_state;
     for (size_t i = 0; i < args.values.size(); ++i)
-        state.values[i] = take(pairs * row_stride(args.values[i].dim));
-    state.max = take(pairs);
-    state.sum = take(pairs);
-    state.size = end;
+        state.values[i] = of_state.take(pairs * row_stride(args.values[i].dim));
+    state.max = of_state.take(pairs);
+    state.sum = of_state.take(pairs);
+    state.size = of_state.end;
 
-    end = 0;
-    for (size_t i = 0; i < args.scores.size(); ++i) scratch.q[i] = take(pairs * args.scores[i].dim);
+    Layout layout;
+    for (size_t i = 0; i < args.scores.size(); ++i) scratch.q[i] = layout.take(pairs * args.scores[i].dim);
     if (packs_queries)
-        scratch.packed_q = take(pairs * packed_query_bytes(args.scores[0].dim) / sizeof(float));
-    scratch.scores = take(pairs * tile);
-    scratch.rows =
-        take(std::max<int64_t>(tile, by_block || sparse_absorbed ? kBlockTokens : 0) * row_stride(width));
+        scratch.packed_q = layout.take(pairs * packed_query_bytes(args.scores[0].dim) / sizeof(float));
+    scratch.scores = layout.take(pairs * tile);
+    scratch.rows = layout.take(std::max<int64_t>(tile, by_block || sparse_absorbed ? kBlockTokens : 0) *
+                               row_stride(width));
     if (by_block && args.scores[0].rope)
-        scratch.rotations = take(kBlockTokens * size_t(args.scores[0].rope.n_rot));
-    if (by_block && args.relative_bias) scratch.bias = take(size_t(args.n_heads) * kBiasStride);
+        scratch.rotations = layout.take(kBlockTokens * size_t(args.scores[0].rope.n_rot));
+    if (by_block && args.relative_bias) scratch.bias = layout.take(size_t(args.n_heads) * kBiasStride);
     if (by_budget) {
         scratch.row_scores =
-            take(std::max(kRowScorePairs, kFewQueries * heads_per_group) * row_score_stride(max_rows));
-        scratch.keep = take(max_rows / sizeof(float) + 1);
-        scratch.kept = take(max_rows + 1);
+            layout.take(std::max(kRowScorePairs, kFewQueries * heads_per_group) * row_score_stride(max_rows));
+        scratch.keep = layout.take(max_rows / sizeof(float) + 1);
+        scratch.kept = layout.take(max_rows + 1);
     }
-    if (sparse_absorbed) {
-        scratch.row_scores = take(pairs * kStretchStride);
-        scratch.skipped = take(2 * pairs);
-        for (size_t i = 0; i < args.values.size(); ++i)
-            scratch.mean[i] = take(row_stride(args.values[i].dim));
-        scratch.lists = take((pairs + 1) * sizeof(ListedRows) / sizeof(float));
-        scratch.listed = take((pairs + 1) * kStretchRows * kListedFloats);
-        scratch.starts = take(pairs + 1);
-        scratch.dense = take(pairs);
-    }
+    if (sparse_absorbed) lay_out_stretches(args, layout);
     if (sparse_absorbed || absorbs) {
-        scratch.weight_stats = take(pairs * sizeof(WeightStats) / sizeof(float));
-        scratch.ones = take(pairs);
+        scratch.weight_stats = layout.take(pairs * sizeof(WeightStats) / sizeof(float));
+        scratch.ones = layout.take(pairs);
     }
-    if (absorbs) {
-        int64_t widest = 0;
-        scratch.absorbed = take(pairs * kAbsorbedRows);
-        scratch.absorbed_codes = take(weight_floats(pairs));
-        scratch.pairs = take(pairs);
-        scratch.outliers = take(pairs * kMaxOutliers * sizeof(Outlier) / sizeof(float));
-        for (size_t i = 0; i < args.scores.size(); ++i) {
-            const int64_t dim = args.scores[i].dim;
-            if (by_group[i]) {
-                const Rows& rows = args.scores[i].stored;
-                const size_t packed = packed_query_bytes(rows.head_dim()) / sizeof(float);
-                scratch.grouped_q[i] = take(pairs * dim);
-                scratch.packed_groups[i] = take(pairs * rows.heads * packed);
-            }
-            if (!rotates_query[i]) continue;
-            widest = std::max(widest, rotated_dim(dim));
-            scratch.rotated_q[i] = take(pairs * rotated_query_floats(dim));
-            scratch.row_rotations[i] = take(row_rotation_floats(is_q8(args.scores[i].stored), dim));
+    if (absorbs) lay_out_absorbed(args, layout);
+    scratch.factor = layout.take(pairs);
+    scratch.weights = layout.take(parts);
+    scratch.state = layout.take(state.size);
+    scratch.size = layout.end;
+}
+
+/// Scratch of sparse_absorbed.
+void AttentionPlan::lay_out_stretches(const AttentionArgs& args, Layout& layout) {
+    scratch.row_scores = layout.take(max_pairs * kStretchStride);
+    scratch.skipped = layout.take(2 * max_pairs);
+    for (size_t i = 0; i < args.values.size(); ++i)
+        scratch.mean[i] = layout.take(row_stride(args.values[i].dim));
+    scratch.lists = layout.take((max_pairs + 1) * sizeof(ListedRows) / sizeof(float));
+    scratch.listed = layout.take((max_pairs + 1) * kStretchRows * kListedFloats);
+    scratch.starts = layout.take(max_pairs + 1);
+    scratch.dense = layout.take(max_pairs);
+}
+
+/// Scratch of absorb_values() and of the scores beside it.
+void AttentionPlan::lay_out_absorbed(const AttentionArgs& args, Layout& layout) {
+    int64_t widest = 0;
+    scratch.absorbed = layout.take(max_pairs * kAbsorbedRows);
+    scratch.absorbed_codes = layout.take(weight_floats(max_pairs));
+    scratch.pairs = layout.take(max_pairs);
+    scratch.outliers = layout.take(max_pairs * kMaxOutliers * sizeof(Outlier) / sizeof(float));
+    for (size_t i = 0; i < args.scores.size(); ++i) {
+        const int64_t dim = args.scores[i].dim;
+        if (by_group[i]) {
+            const Rows& rows = args.scores[i].stored;
+            const size_t packed = packed_query_bytes(rows.head_dim()) / sizeof(float);
+            scratch.grouped_q[i] = layout.take(max_pairs * dim);
+            scratch.packed_groups[i] = layout.take(max_pairs * rows.heads * packed);
         }
-        scratch.first_rotation = take(2 * widest);
+        if (!rotates_query[i]) continue;
+        widest = std::max(widest, rotated_dim(dim));
+        scratch.rotated_q[i] = layout.take(max_pairs * rotated_query_floats(dim));
+        scratch.row_rotations[i] = layout.take(row_rotation_floats(is_q8(args.scores[i].stored), dim));
     }
-    scratch.factor = take(pairs);
-    scratch.weights = take(parts);
-    scratch.state = take(state.size);
-    scratch.size = end;
+    scratch.first_rotation = layout.take(2 * widest);
 }
 
 }  // namespace slimrt::cpu

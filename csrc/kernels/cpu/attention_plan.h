@@ -114,12 +114,15 @@ struct AttentionPlan {
     struct JobShape {
         int n_groups, heads, queries;
     };
+    struct Layout;
 
     explicit AttentionPlan(const AttentionArgs& args);
     JobShape shape(const AttentionArgs& args, int n_queries) const;
     void add_jobs(const AttentionArgs& args, const AttentionSequence& sequence);
     void split(int n_threads);
     void repack_into(const AttentionArgs& args, size_t pairs, size_t parts);
+    void lay_out_stretches(const AttentionArgs& args, Layout& layout);
+    void lay_out_absorbed(const AttentionArgs& args, Layout& layout);
 };
 
 /// Floats of scratch for a listed row: two byte offsets, its position and a weight.
