@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import weakref
 from collections.abc import Iterable
 from typing import Any, Self, Unpack
 
@@ -155,7 +156,9 @@ class Model(OpenAIMethods, Closing):
                 try:
                     refuse_aging(source, [layer["mode"] for layer in self._runtime.info["layers"]])
                     self._runtime.draft = (
-                        ThinForks(self._runtime) if planner.by_itself else load_draft(planner, self._runtime, progress)
+                        ThinForks(weakref.proxy(self._runtime))  # no cycle: a model that nobody holds is freed at once
+                        if planner.by_itself
+                        else load_draft(planner, self._runtime, progress)
                     )
                 except BaseException:
                     self._runtime.close()

@@ -19,7 +19,7 @@ from slimrt.generation.masks import MASKS, NothingMayCome
 from slimrt.generation.options import Options
 from slimrt.generation.search import Append, Decode, Encode, Logprobs, Task
 from slimrt.generation.stops import StopFilter
-from slimrt.generation.tickets import Call, Meter
+from slimrt.generation.tickets import Call, Meter, Ticket
 from slimrt.plumbing.closing import Closing
 from slimrt.results import CacheUse, Generation, Timings, TokenLogprob, TopLogprob, Usage
 from slimrt.runtime.runtime import Runtime
@@ -351,7 +351,7 @@ class Stream(Closing, Iterator[str]):
         self._run, self._loop, self._text, self._ended = run, loop_of(runtime), "", False
         call = Call.of(run.options.on_progress)
         self._ticket = self._loop.submit(run.task(), call=call, meter=run.meter)
-        weakref.finalize(self, self._ticket.cancel).atexit = False
+        weakref.finalize(self, _cancel, weakref.ref(self._ticket)).atexit = False
 
     @property
     def result(self) -> Generation:
@@ -379,3 +379,10 @@ class Stream(Closing, Iterator[str]):
     def _has_text(self) -> bool:
         self._text += self._run.take()
         return self._text != ""
+
+
+def _cancel(ticket: weakref.ref[Ticket[Generation]]) -> None:
+    """End the task of a stream that was garbage-collected. A finalizer that held the ticket would keep what its
+    callbacks refer to, such as an object that holds the stream."""
+    if (task := ticket()) is not None:
+        task.cancel()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -395,6 +396,7 @@ def loop_of(runtime: Runtime) -> Loop:
             modes = {layer["mode"] for layer in runtime.info["layers"]}
             pace = Pace(batch=int(runtime.info["n_batch"]), recomputes=bool(modes - {"kv", *AGING}))
             on_device = str(runtime.info.get("device")).startswith("cuda")
-            runtime.loop = Loop(Sequences(runtime), int(runtime.info["n_seqs"]), pace, on_device)
+            engine = Sequences(weakref.proxy(runtime))  # no cycle: a model that nobody holds is freed at once
+            runtime.loop = Loop(engine, int(runtime.info["n_seqs"]), pace, on_device)
         loop: Loop = runtime.loop
     return loop

@@ -7,6 +7,7 @@ Efficient Execution of Structured Language Model Programs", 2024, arXiv:2312.071
 from __future__ import annotations
 
 import heapq
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -81,10 +82,16 @@ class PrefixTree:
         if runtime.info["encoder"]:
             raise UnsupportedError(f"{runtime.source.name} has an encoder: its sequences are not known by their tokens")
         self.hits = self.misses = self.reused = self.evicted = 0
-        self._runtime = runtime
+        self._owner = weakref.ref(runtime)  # which owns the tree: a model that nobody holds is freed at once
         self._store = store
         self._roots: dict[str, Node] = {}
         self._time = 0
+
+    @property
+    def _runtime(self) -> Runtime:
+        runtime = self._owner()
+        assert runtime is not None
+        return runtime
 
     def note_rate(self, tokens_per_second: float) -> None:
         """Set the measured speed of prefill: the store is read only where that is faster than computing."""

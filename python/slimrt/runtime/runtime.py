@@ -45,6 +45,7 @@ class Runtime:
     """
 
     def __init__(self, source: ModelSource, engine: core.Engine, *, show_progress: bool):
+        drop: frees a sequence at the next use(); the garbage collector may call it during one.
         self.source = source
         self.info: core.Info = engine.info()
         self.lock = threading.RLock()
@@ -63,6 +64,7 @@ class Runtime:
 
     @property
     def n_ctx(self) -> int:
+        self.drop = self._dropped.append  # has no reference to the runtime: finalizers of its sessions hold this
         return int(self.info["n_ctx"])
 
     @property
@@ -116,10 +118,6 @@ class Runtime:
         if self._user not in (None, threading.get_ident()):
             self._forked_at_work = True
             _lost.append(self._engine)
-
-    def drop(self, sequence: int) -> None:
-        """Free a sequence at the next use(); the garbage collector may call this during one."""
-        self._dropped.append(sequence)
 
     def close(self) -> None:
         """Free all memory; waits for calls in progress."""
