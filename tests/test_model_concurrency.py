@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -68,6 +69,27 @@ def test_async(model):
 
     whole, pieces = asyncio.run(both())
     assert "".join(pieces) == whole.text == model.generate(PROMPT, max_tokens=12, seed=2).text
+
+
+def test_async_texts_are_decoded_together(tiny):
+    """As many as the model has sequences, whatever asyncio's own pool has threads."""
+    with slimrt.Model(tiny, n_ctx=32, n_seqs=40) as model:
+        running = []
+
+        def note(stage, done, total):
+            loop, deadline = model._runtime.loop, time.monotonic() + 5
+            while not running and loop.waiting + loop.running < 44 and time.monotonic() < deadline:
+                time.sleep(0.001)  # the first step lasts until all calls are there
+            running.append(loop.running)
+
+        async def many():
+            return await asyncio.gather(
+                *(model.agenerate([BOS, i], max_tokens=20, on_progress=note, **GREEDY) for i in range(44))
+            )
+
+        found = asyncio.run(many())
+        assert max(running) == 40
+        assert found[43].tokens == model.generate([BOS, 43], max_tokens=20, **GREEDY).tokens
 
 
 class Paused:

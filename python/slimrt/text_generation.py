@@ -165,15 +165,16 @@ class TextGeneration(Tasks):
     async def agenerate(
         self, prompt: Any, *, n: int | None = None, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> Any:
-        """generate() in a thread; cancelling the task stops the work at the next step."""
-        return await run_in_thread(lambda given: self._generate(prompt, n, session, given), options)
+        """generate() in a thread; cancelling the task stops the work at the next step. The texts of concurrent tasks
+        are decoded together, n_seqs at a time."""
+        return await run_in_thread(self._runtime, lambda given: self._generate(prompt, n, session, given), options)
 
     @named
     def astream(
         self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[str]:
         """stream() in a thread; closing the iterator stops the work at the next step."""
-        return iterate_in_thread(lambda given: self.stream(prompt, session=session, **given), options)
+        return iterate_in_thread(self._runtime, lambda given: self.stream(prompt, session=session, **given), options)
 
     @named
     def chat(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 from slimrt.generation.generate import Stream
 from slimrt.generation.options import GenerateOptions
+from slimrt.runtime.runtime import Runtime
 
 Result = TypeVar("Result")
 
@@ -18,17 +20,19 @@ class _Cancelled(Exception):
     """Raised in the thread between two steps, to stop the work."""
 
 
-async def run_in_thread(generate: Callable[[GenerateOptions], Result], options: GenerateOptions) -> Result:
+async def run_in_thread(
+    runtime: Runtime, generate: Callable[[GenerateOptions], Result], options: GenerateOptions
+) -> Result:
     """Await generate(options) in a thread; cancelling stops it after the current step."""
     cancelled = threading.Event()
     try:
-        return await asyncio.to_thread(generate, _stopping(options, cancelled))
+        return await _begin(runtime, lambda: generate(_stopping(options, cancelled)))
     finally:
         cancelled.set()
 
 
 async def iterate_in_thread(
-    stream: Callable[[GenerateOptions], Stream], options: GenerateOptions
+    runtime: Runtime, stream: Callable[[GenerateOptions], Stream], options: GenerateOptions
 ) -> AsyncIterator[str]:
     """Iterate over stream(options) from a thread; leaving the loop stops it after the current step."""
     loop, queue, cancelled = asyncio.get_running_loop(), asyncio.Queue[str | None](), threading.Event()
@@ -41,13 +45,18 @@ async def iterate_in_thread(
         finally:
             loop.call_soon_threadsafe(queue.put_nowait, None)
 
-    worker = asyncio.create_task(asyncio.to_thread(work))
+    worker = _begin(runtime, work)
     try:
         while (piece := await queue.get()) is not None:
             yield piece
     finally:
         cancelled.set()
         await worker
+
+
+def _begin(runtime: Runtime, work: Callable[[], Result]) -> asyncio.Future[Result]:
+    """Start work() in one of the model's threads, with the caller's context variables, as asyncio.to_thread does."""
+    return asyncio.get_running_loop().run_in_executor(runtime.callers, contextvars.copy_context().run, work)
 
 
 def _stopping(options: GenerateOptions, cancelled: threading.Event) -> GenerateOptions:

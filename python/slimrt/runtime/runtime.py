@@ -7,7 +7,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from slimrt.plumbing.notes import note, tell
 from slimrt.plumbing.units import format_bytes
 from slimrt.runtime.fold_at_load import fold, needs_folding, refusal, require_precise
 
+_NEXT = 4  # threads of async calls beyond the sequences of a model
+
 _lost: list[core.Engine | None] = []  # engines that were in use when the process was forked: never freed
 
 
@@ -41,11 +45,11 @@ class Runtime:
         loop: the scheduling loop of all its tasks (generation.loop); None: not started yet.
         draft: a draft model, closed with this one (generation.draft_model); None: none.
         reclaim: frees this many cache blocks that are kept for reuse only, or all of them; returns 0 if there are none.
+        drop: frees a sequence at the next use(); the garbage collector may call it during one.
         compared: for cache "fastest", the compared caches with their times, as text; else "".
     """
 
     def __init__(self, source: ModelSource, engine: core.Engine, *, show_progress: bool):
-        drop: frees a sequence at the next use(); the garbage collector may call it during one.
         self.source = source
         self.info: core.Info = engine.info()
         self.lock = threading.RLock()
@@ -60,16 +64,22 @@ class Runtime:
         self._user: int | None = None  # the thread that is inside use()
         self._forked_at_work = False
         self._dropped: deque[int] = deque()
+        self.drop = self._dropped.append  # has no reference to the runtime: finalizers of its sessions hold this
         watch(self)
 
     @property
     def n_ctx(self) -> int:
-        self.drop = self._dropped.append  # has no reference to the runtime: finalizers of its sessions hold this
         return int(self.info["n_ctx"])
 
     @property
     def n_vocab(self) -> int:
         return int(self.info["n_vocab"])
+
+    @cached_property
+    def callers(self) -> ThreadPoolExecutor:
+        """Threads of the async methods: for all texts that are decoded together, and a few that come next. asyncio's
+        own pool may have fewer, and is also waited for by others."""
+        return ThreadPoolExecutor(int(self.info["n_seqs"]) + _NEXT, "slimrt-call")
 
     def sparse_counts(self) -> tuple[int, int]:
         """(row, head) pairs that sparse decoding has considered so far, and how many of them it skipped."""
@@ -113,6 +123,7 @@ class Runtime:
         """Called in a forked child: a model that no other thread was using continues to work, with new threads; else it
         is unusable."""
         self.lock = threading.RLock()
+        self.__dict__.pop("callers", None)
         if self.loop is not None:
             self.loop.after_fork()
         if self._user not in (None, threading.get_ident()):
