@@ -143,6 +143,19 @@ def test_beams_that_cannot_be(several):
         several.stream(PROMPT, num_beams=2)
 
 
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_beams_refuse_logits_that_are_no_numbers(several, broken):
+    """As texts that are drawn do; a NaN came out as texts of probability NaN."""
+
+    def processor(ids, logits):
+        logits[FIRST_BYTE] = broken
+        return logits
+
+    for beams in (1, 2):
+        with pytest.raises(slimrt.ModelFormatError, match="the weights .or a logits_processor. are broken"):
+            several.generate(PROMPT, num_beams=beams, max_tokens=3, temperature=0.0, logits_processor=processor)
+
+
 def shifted(context: list[int], keep: int) -> list[int]:
     return context[:keep] + context[keep + (len(context) - keep) // 2 :]
 

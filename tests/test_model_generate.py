@@ -312,6 +312,8 @@ def test_progress_and_stopping_by_it(tiny):
         ({"num_beams": 4, "dry_multiplier": 0.5}, ValueError, "dry_multiplier=0.5 does not go with num_beams=4"),
         ({"num_beams": 4, "on_overflow": "shift"}, ValueError, "on_overflow='shift' does not go with num_beams=4"),
         ({"length_penalty": 2.0}, ValueError, "length_penalty=2.0 is about beams: give num_beams too"),
+        ({"num_beams": 2, "length_penalty": 1e300}, ValueError, "length_penalty must be from -40 to 40, got 1e.300"),
+        ({"num_beams": 2, "length_penalty": -np.inf}, ValueError, "length_penalty must be from -40 to 40, got -inf"),
         ({"early_stopping": True}, ValueError, "early_stopping=True is about beams"),
         ({"mirostat": 1}, slimrt.UnsupportedError, "mirostat 1 is not supported: mirostat 2"),
         ({"mirostat": 2, "min_p": 0.1}, ValueError, "min_p=0.1 does not go with mirostat=2"),

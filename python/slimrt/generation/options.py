@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from slimrt import core
 from slimrt.errors import UnsupportedError
 from slimrt.generation.grammar import CONSTRAINTS, Grammar, source_of
-from slimrt.plumbing.arguments import check_function, check_seed, check_switch, count, real, unknown, whole
+from slimrt.plumbing.arguments import check_function, check_seed, check_switch, count, exponent, real, unknown, whole
 
 PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "dry_multiplier": 0.0}
 FILTERS = {"top_n_sigma": 0.0, "top_k": 0, "typical_p": 1.0, "top_p": 1.0, "min_p": 0.0, "xtc_probability": 0.0}
@@ -206,8 +206,9 @@ class Options:
         for name in ("ignore_eos", "early_stopping", "cache_prompt", "lookup"):
             check_switch(name, getattr(self, name))
         for name in ("temperature", "top_p", "min_p", "typical_p", *PENALTIES, "dry_base", "top_n_sigma",
-                     "xtc_probability", "xtc_threshold", "mirostat_tau", "mirostat_eta", "length_penalty"):  # fmt: skip
+                     "xtc_probability", "xtc_threshold", "mirostat_tau", "mirostat_eta"):  # fmt: skip
             real(name, getattr(self, name))
+        exponent("length_penalty", self.length_penalty)
         if self.logit_bias is not None and not isinstance(self.logit_bias, Mapping):
             raise TypeError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
         for token, bias in (self.logit_bias or {}).items():

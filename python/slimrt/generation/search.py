@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import core
+from slimrt.errors import ModelFormatError
 from slimrt.plumbing.numbers import log_normaliser
 
 Result = TypeVar("Result")
@@ -319,7 +320,7 @@ def beam_search(
         on_step: called after each step with the number of tokens of the beams.
 
     Raises:
-        ValueError: the rules allow no token.
+        ValueError: the rules allow no token. ModelFormatError: a logit is NaN or +infinity.
     """
     beams, rows, enough = [_Beam(root, (), (), 0.0)], logits[None], max(round(num_beams * patience), 1)
     found, owned = list[Hypothesis](), set[int]()
@@ -356,6 +357,8 @@ def _continuations(beams: Sequence[_Beam], rows: Logits, rules: Rules, count: in
     options: list[tuple[float, int, int, float]] = []
     for index, (beam, row) in enumerate(zip(beams, rows, strict=True)):
         rules(row, beam.tokens)
+        if not row.max() < np.inf:  # of NaN the comparison is false, too
+            raise ModelFormatError("a logit is NaN or +infinity: the weights (or a logits_processor) are broken")
         normaliser = log_normaliser(row)
         best = np.argpartition(-row, min(count, len(row)) - 1)[:count]  # of -row: slow on row where many are -inf
         for token in best[np.isfinite(row[best])]:

@@ -38,6 +38,13 @@ def real(name: str, value: Any) -> float:
     return number
 
 
+def exponent(name: str, value: Any) -> float:
+    """A number to whose power lengths can be raised. TypeError: anything else. ValueError: NaN, or out of range."""
+    if not -40 <= real(name, value) <= 40:  # 10^7 tokens to the power of 40 are still a float
+        raise ValueError(f"{name} must be from -40 to 40, got {value}")
+    return float(value)
+
+
 def check_switch(name: str, value: Any) -> None:
     """TypeError unless the value is a bool, NumPy's included, or None."""
     if type(value).__name__ not in ("bool", "bool_", "NoneType"):

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, TypedDict
 
 from slimrt.generation.options import OnProgress
-from slimrt.plumbing.arguments import check_function, check_seed, real, whole
+from slimrt.plumbing.arguments import check_function, check_seed, exponent, real, whole
 from slimrt.speech.audio import MAX_SECONDS
 from slimrt.speech.languages import code_of
 from slimrt.speech.records import Segment, TranscriptionInfo
@@ -107,7 +107,7 @@ class Transcription:
                 real(name, getattr(self, name))
         if self.max_initial_timestamp is not None and real("max_initial_timestamp", self.max_initial_timestamp) < 0:
             raise ValueError(f"max_initial_timestamp must not be negative, got {self.max_initial_timestamp}")
-        real("length_penalty", self.length_penalty)
+        exponent("length_penalty", self.length_penalty)
         if not 0 < real("patience", self.patience) < inf:
             raise ValueError(f"patience must be above 0, got {self.patience}")
         for name in ("language", "initial_prompt", "hotwords", "prefix"):
