@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import shutil
 from unittest.mock import Mock
 
@@ -299,6 +301,16 @@ def test_score(model):
         model.score([BOS])
     with pytest.raises(slimrt.ContextOverflowError, match="text has 65 tokens, the context holds 64"):
         model.score([BOS] * 65)
+
+
+def test_a_score_is_a_record(model):
+    score = model.score(PROMPT)
+    assert score == pickle.loads(pickle.dumps(score)) and score != model.score("a dog") and score != 1.0
+    assert len({score, model.score(PROMPT)}) == 1
+    assert json.loads(json.dumps(score.to_dict())) == {
+        "tokens": list(score.tokens), "logprobs": score.logprobs.tolist(),
+        "log_likelihood": score.log_likelihood, "perplexity": score.perplexity,
+    }  # fmt: skip
 
 
 def test_perplexity_of_a_long_text(tiny):

@@ -148,8 +148,8 @@ class Generation(Record):
         return self.text
 
 
-@dataclass(frozen=True)
-class Score:
+@dataclass(frozen=True, eq=False)
+class Score(Record):
     """How likely a model finds a text.
 
     Attributes:
@@ -169,6 +169,19 @@ class Score:
     def perplexity(self) -> float:
         """exp of the mean negative logprob."""
         return float(np.exp(-self.logprobs.mean(dtype=np.float64)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Score):
+            return NotImplemented
+        return self.tokens == other.tokens and np.array_equal(self.logprobs, other.logprobs)
+
+    def __hash__(self) -> int:
+        return hash(self.tokens)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Tokens, logprobs, log_likelihood and perplexity as plain JSON-ready values."""
+        numbers = {"log_likelihood": self.log_likelihood, "perplexity": self.perplexity}
+        return {"tokens": list(self.tokens), "logprobs": self.logprobs.tolist()} | numbers
 
     def __str__(self) -> str:
         return f"log-likelihood {self.log_likelihood:.4f}, perplexity {self.perplexity:.4f}, {len(self.tokens)} tokens"
