@@ -211,6 +211,18 @@ def test_a_model_goes_to_another_process_by_path_and_arguments(tiny, monkeypatch
             assert other.n_ctx == 48 and other.generate("a").seed == seed
         with pytest.raises(TypeError, match="a session's rows belong to this process: save"):
             pickle.dumps(model.session())
+        with pytest.raises(TypeError, match="a stream cannot be copied or pickled"):
+            copy.copy(model.stream("a"))
+
+
+@pytest.mark.parametrize("name", ["tale-gpt2", "tale-llama", "tale-t5"])
+def test_a_tokenizer_goes_to_another_process(name):
+    tokenizer, text = slimrt.Tokenizer(SHIPPED / f"{name}.gguf"), "Tom went to the mill.</s> Once\nupon <s>"
+    for other in (pickle.loads(pickle.dumps(tokenizer)), copy.deepcopy(tokenizer), copy.copy(tokenizer)):
+        for special in (True, False):
+            ids = tokenizer.encode(text, parse_special=special)
+            assert other.encode(text, parse_special=special) == ids
+            assert other.decode(ids) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -375,6 +375,11 @@ class Stream(Closing, Iterator[str]):
     def close(self) -> None:
         self._ended = True
         self._loop.end([self._ticket])
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a stream cannot be copied or pickled: its text is computed in this process; pass on the pieces"
+        )
 
     def _has_text(self) -> bool:
         self._text += self._run.take()

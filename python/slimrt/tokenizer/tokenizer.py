@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tokenizers import Encoding, pre_tokenizers
 
@@ -75,6 +75,16 @@ class Tokenizer:
         # parse_special is a setting of the backend, not an argument of its encode.
         self._lock = threading.Lock()
         watch(self)
+
+    def __getstate__(self) -> Vocabulary:
+        """What is pickled, such as for encode() in another process."""
+        return self.vocabulary
+
+    def __setstate__(self, vocabulary: Vocabulary) -> None:
+        self._adopt(vocabulary)
+
+    def __copy__(self) -> Self:
+        return self  # a copy would share the backend, but not its lock
 
     def after_fork(self) -> None:
         """In the child process the lock is free: the thread that held it does not exist there."""
