@@ -71,25 +71,21 @@ def test_async(model):
     assert "".join(pieces) == whole.text == model.generate(PROMPT, max_tokens=12, seed=2).text
 
 
-def test_async_texts_are_decoded_together(tiny):
-    """As many as the model has sequences, whatever asyncio's own pool has threads."""
+def test_async_texts_are_decoded_together(tiny, monkeypatch):
+    """As many as the model has sequences have a thread, whatever asyncio's own pool has."""
     with slimrt.Model(tiny, n_ctx=32, n_seqs=40) as model:
-        running = []
+        generate, together = model._generate, threading.Barrier(40, timeout=5)
 
-        def note(stage, done, total):
-            loop, deadline = model._runtime.loop, time.monotonic() + 5
-            while not running and loop.waiting + loop.running < 44 and time.monotonic() < deadline:
-                time.sleep(0.001)  # the first step lasts until all calls are there
-            running.append(loop.running)
+        def wait_for_all(*given):
+            together.wait()
+            return generate(*given)
 
         async def many():
-            return await asyncio.gather(
-                *(model.agenerate([BOS, i], max_tokens=20, on_progress=note, **GREEDY) for i in range(44))
-            )
+            return await asyncio.gather(*(model.agenerate([BOS, i], max_tokens=2, **GREEDY) for i in range(40)))
 
-        found = asyncio.run(many())
-        assert max(running) == 40
-        assert found[43].tokens == model.generate([BOS, 43], max_tokens=20, **GREEDY).tokens
+        expected = [model.generate([BOS, i], max_tokens=2, **GREEDY).tokens for i in range(40)]
+        monkeypatch.setattr(model, "_generate", wait_for_all)
+        assert [one.tokens for one in asyncio.run(many())] == expected
 
 
 class Paused:
@@ -140,6 +136,28 @@ def test_async_stream_closed(model):
         return paused
 
     assert asyncio.run(close()).calls == 8
+
+
+def test_async_streams_that_wait_for_others_are_closed_at_once(tiny):
+    """For their turn, or for a thread: closing them waited for the text before them."""
+
+    async def next_piece(pieces):
+        return await anext(pieces)
+
+    async def close(model):
+        first = asyncio.create_task(
+            model.agenerate(PROMPT, max_tokens=-1, on_progress=lambda *call: time.sleep(0.02), **GREEDY)
+        )
+        waiting = [asyncio.create_task(next_piece(model.astream(PROMPT))) for _ in range(8)]
+        await asyncio.sleep(0.1)
+        for one in waiting:
+            one.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert not first.done()
+        return await first
+
+    with slimrt.Model(tiny, n_ctx=64) as model:
+        assert asyncio.run(close(model)).finish_reason == "context"
 
 
 def test_async_errors_arrive(model):

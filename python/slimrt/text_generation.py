@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Unpack, overload
 
 from slimrt.errors import UnsupportedError
@@ -172,7 +172,7 @@ class TextGeneration(Tasks):
     @named
     def astream(
         self, prompt: Prompt, *, session: Session | None = None, **options: Unpack[GenerateOptions]
-    ) -> AsyncIterator[str]:
+    ) -> AsyncGenerator[str, None]:
         """stream() in a thread; closing the iterator stops the work at the next step."""
         return iterate_in_thread(self._runtime, lambda given: self.stream(prompt, session=session, **given), options)
 

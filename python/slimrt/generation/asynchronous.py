@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
 from slimrt.generation.generate import Stream
 from slimrt.generation.options import GenerateOptions
+from slimrt.generation.tickets import Cancelled
 from slimrt.runtime.runtime import Runtime
 
 Result = TypeVar("Result")
@@ -26,21 +28,23 @@ async def run_in_thread(
     """Await generate(options) in a thread; cancelling stops it after the current step."""
     cancelled = threading.Event()
     try:
-        return await _begin(runtime, lambda: generate(_stopping(options, cancelled)))
+        return await asyncio.wrap_future(_begin(runtime, lambda: generate(_stopping(options, cancelled))))
     finally:
         cancelled.set()
 
 
 async def iterate_in_thread(
     runtime: Runtime, stream: Callable[[GenerateOptions], Stream], options: GenerateOptions
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[str, None]:
     """Iterate over stream(options) from a thread; leaving the loop stops it after the current step."""
     loop, queue, cancelled = asyncio.get_running_loop(), asyncio.Queue[str | None](), threading.Event()
+    begun: list[Stream] = []
 
     def work() -> None:
         try:
-            with suppress(_Cancelled), stream(_stopping(options, cancelled)) as pieces:
-                for piece in pieces:
+            with suppress(_Cancelled, Cancelled), stream(_stopping(options, cancelled)) as pieces:
+                begun.append(pieces)
+                for piece in pieces if not cancelled.is_set() else ():
                     loop.call_soon_threadsafe(queue.put_nowait, piece)
         finally:
             loop.call_soon_threadsafe(queue.put_nowait, None)
@@ -51,12 +55,15 @@ async def iterate_in_thread(
             yield piece
     finally:
         cancelled.set()
-        await worker
+        for pieces in begun:
+            pieces.cancel()  # it may wait for the texts of others
+        if not worker.cancel():  # else it waited for a thread
+            await asyncio.wrap_future(worker)
 
 
-def _begin(runtime: Runtime, work: Callable[[], Result]) -> asyncio.Future[Result]:
+def _begin(runtime: Runtime, work: Callable[[], Result]) -> Future[Result]:
     """Start work() in one of the model's threads, with the caller's context variables, as asyncio.to_thread does."""
-    return asyncio.get_running_loop().run_in_executor(runtime.callers, contextvars.copy_context().run, work)
+    return runtime.callers.submit(contextvars.copy_context().run, work)
 
 
 def _stopping(options: GenerateOptions, cancelled: threading.Event) -> GenerateOptions:

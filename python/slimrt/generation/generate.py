@@ -372,6 +372,10 @@ class Stream(Closing, Iterator[str]):
         self._ticket.result()
         raise StopIteration
 
+    def cancel(self) -> None:
+        """End the text at the next step, from any thread, without waiting for that."""
+        self._ticket.cancel()
+
     def close(self) -> None:
         self._ended = True
         self._loop.end([self._ticket])
