@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -48,15 +49,16 @@ def context(m: Model, file: Path) -> NDArray[np.float32]:
 
 def likelihoods(m: Model) -> float:
     score = m.score("Anna was a baker.")
-    print(score, score.tokens, score.perplexity)
+    print(score, score.to_dict()["tokens"], score.perplexity)
     return score.log_likelihood + float(score.logprobs.min()) + m.perplexity("Anna was a baker.", stride=2)
 
 
 async def at_once(m: Model) -> tuple[str, int]:
     result = await m.agenerate("a", max_tokens=4)
     results = await m.agenerate(["a", "b"], max_tokens=4)
-    async for piece in m.astream("a", max_tokens=4):
-        print(piece, end="")
+    async with aclosing(m.astream("a", max_tokens=4)) as pieces:
+        async for piece in pieces:
+            print(piece, end="")
     return result.text, len(results)
 
 
@@ -87,6 +89,8 @@ def vectors(m: Model) -> list[tuple[int, ...]]:
     return [
         m.embed("a").shape,
         m.embed(["a", "b"], pooling="last", normalize=False).shape,
+        m.embed([np.array([1, 2]), np.array([3])]).shape,
+        tuple(m.generate([(1, 2), (3,)])[0].tokens),
         *(one.shape for one in tokens),
     ]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Text = str | TokenIds
-Texts = list[str] | list[list[int]]
+Texts = list[str] | list[list[int]] | list[tuple[int, ...]] | list[NDArray[np.integer[Any]]]
 
 
 class Tasks:
