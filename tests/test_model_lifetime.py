@@ -48,9 +48,10 @@ def test_a_model_that_nobody_holds_is_freed_at_once(tiny, use):
         assert runtime() is None
 
 
-def test_a_model_that_drafts_for_itself_is_freed_at_once(tiny):
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_a_model_with_drafts_is_freed_at_once(tiny, by_itself):
     with no_collector():
-        model = slimrt.Model(tiny, n_ctx=64, draft_model="self")
+        model = slimrt.Model(tiny, n_ctx=64, draft_model="self" if by_itself else tiny)
         model.generate(PROMPT, max_tokens=2, **GREEDY)
         runtime = weakref.ref(model._runtime)
         del model
