@@ -15,7 +15,7 @@ import time
 import pytest
 
 import slimrt
-from conftest import GREEDY, PROMPT
+from conftest import GREEDY, PROMPT, TESTS
 
 
 @pytest.fixture
@@ -57,6 +57,24 @@ def test_a_page_that_is_gone_is_said_in_words(copy):
     done = subprocess.run([sys.executable, "-c", script, copy], capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGBUS
     assert f"slimrt: '{copy}' was cut while it was in use" in done.stderr
+
+
+@pytest.mark.unsanitized  # which tell what such a thread leaves
+def test_a_process_ends_beside_a_daemon_thread_at_work():
+    """It was aborted: Python unwinds a thread that comes back from a step while it ends."""
+    script = """if True:
+        import sys, threading, slimrt
+        model, begun = slimrt.Model(sys.argv[1], n_ctx=1024), threading.Event()
+        def work():
+            while True:
+                begun.set()
+                model.logits([5] * 1000)
+        threading.Thread(target=work, daemon=True).start()
+        begun.wait()
+    """
+    path = TESTS.parent / "models" / "tale-llama.gguf"
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "terminate" not in done.stderr
 
 
 def in_child(work, seconds=60) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +31,9 @@ from slimrt.runtime.fold_at_load import fold, needs_folding, refusal, require_pr
 
 _NEXT = 4  # threads of async calls beyond the sequences of a model
 
+_LAST_STEP = 30.0  # seconds that a process that ends waits for a step of another thread
+
+_living: weakref.WeakSet[Runtime] = weakref.WeakSet()
 _lost: list[core.Engine | None] = []  # engines that were in use when the process was forked: never freed
 
 
@@ -66,6 +71,7 @@ class Runtime:
         self._dropped: deque[int] = deque()
         self.drop = self._dropped.append  # has no reference to the runtime: finalizers of its sessions hold this
         watch(self)
+        _living.add(self)
 
     @property
     def n_ctx(self) -> int:
@@ -139,6 +145,16 @@ class Runtime:
             if self.draft is not None:
                 self.draft.close()
 
+
+def _stop_at_exit() -> None:
+    """Keep daemon threads from beginning another step. Python unwinds them when they come back from one while it ends,
+    which aborts the process where C++ is on their stack. Models with drafts come first: they use those of the drafts.
+    """
+    for runtime in sorted(_living, key=lambda one: one.draft is None):
+        runtime.lock.acquire(timeout=_LAST_STEP)
+
+
+atexit.register(_stop_at_exit)
 
 LEAST_FITTED = 256  # tokens; a context is not reduced below this automatically
 
