@@ -207,6 +207,16 @@ def test_a_head_that_neither_config_ties_must_be_there(tmp_path):
     assert "output.weight" not in model.tensors
 
 
+def test_a_head_that_neither_config_names_is_as_the_text_model_has_it(tmp_path):
+    """The published configs of Gemma 3 do not say that it is the embedding."""
+    made = wrapped(tmp_path / "hf", "gemma3", "language_model.model.", {}, "gemma3_mha")
+    text = json.loads((made / "config.json").read_text())["text_config"]
+    for ties in ({}, {"tie_word_embeddings": None}):
+        text = {key: value for key, value in text.items() if key != "tie_word_embeddings"} | ties
+        model, _ = read_hf(change(made, text_config=text))
+        assert "output.weight" not in model.tensors
+
+
 def test_a_flat_config_of_qwen2_vl(tmp_path):
     """As the first ones are: no text_config, and three positions a token, which in a text are one."""
     made = wrapped(tmp_path / "hf", "qwen2_vl", "model.", {"visual.merger.weight": SEEN["image_newline"]}, "qwen2_mha")

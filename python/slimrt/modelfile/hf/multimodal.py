@@ -129,7 +129,9 @@ def text_config(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelFormatError(f"{path}: no text_config, which a model of type {outer!r} has")
     kind = str(text.get("model_type", "llama"))
     found = {**_USUAL.get(kind, {}), **text, "model_type": _TEXT_TYPES.get(kind, kind)}
-    found["tie_word_embeddings"] = bool(values.get("tie_word_embeddings") or text.get("tie_word_embeddings"))
+    found.pop("tie_word_embeddings", None)  # neither says it: as the text model's type has it
+    if ties := [one["tie_word_embeddings"] for one in (values, text) if one.get("tie_word_embeddings") is not None]:
+        found["tie_word_embeddings"] = any(ties)
     if "quantization_config" in values:
         found["quantization_config"] = values["quantization_config"]
     rope = found.get("rope_scaling")
