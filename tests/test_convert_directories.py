@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import slimrt
 from conftest import GOLDEN, values_of
 from reference_files import hf_tensors
 from slimrt.converter import convert as tool
@@ -386,6 +387,26 @@ REFUSED = {
         {"rope_scaling": {"type": "longrope", "short_mscale": 1.0, "long_mscale": 1.2}},
         "short_mscale and long_mscale",
     ),
+    "positions of Gemma 3 that are of no layers": (
+        "gemma3",
+        {"rope_parameters": {"rope_type": "linear", "factor": 8.0, "rope_theta": 3000.0}},
+        "which layers have this factor",
+    ),
+    "positions of OLMo-3 that are of no layers": (
+        "olmo3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 3000.0}},
+        "which layers have this rope_theta",
+    ),
+    "positions of layers that Gemma 3 has not": (
+        "gemma3",
+        {"rope_parameters": {"chunked_attention": {"rope_type": "default"}}},
+        "rope_parameters of chunked_attention",
+    ),
+    "gpt-oss that may be without YaRN": (
+        "gpt_oss_plain",
+        {"rope_parameters": None, "rope_scaling": None},
+        "empty rope_scaling",
+    ),
     "groups of Mistral 4": ("mistral4", {"n_group": 2}, "n_group"),
     "a share of Mistral 4's heads that rotates": (
         "mistral4",
@@ -472,6 +493,26 @@ def test_bases_that_gemma_3_leaves_out(tmp_path):
     model, _ = read_hf(changed_config(tmp_path, "gemma3", rope_parameters=kinds))
     assert model.value("gemma3.rope.freq_base") == 1e6 and model.value("gemma3.rope.freq_base_swa") == 1e4
     assert model.value("gemma3.rope.scaling.factor") == 8
+
+
+def test_a_scaling_beside_the_parameters_of_gemma_3_s_layers(tmp_path):
+    """It is that of the layers without a window, as transformers has it, and the others keep their base."""
+    kinds = {"full_attention": {"rope_theta": 3000.0}, "sliding_attention": {"rope_theta": 500.0}}
+    scaling = {"rope_type": "linear", "factor": 4.0}
+    model, _ = read_hf(changed_config(tmp_path, "gemma3", rope_parameters=kinds, rope_scaling=scaling))
+    wanted = {"freq_base": 3000, "freq_base_swa": 500, "scaling.factor": 4}
+    assert {key: model.value(f"gemma3.rope.{key}") for key in wanted} == wanted
+
+
+def test_gpt_oss_s_parameters_that_are_null_are_yarn(tmp_path):
+    model, _ = read_hf(changed_config(tmp_path, "gpt_oss_plain", rope_parameters=None))
+    assert model.value("gpt-oss.rope.scaling.factor") == 32
+
+
+def test_scales_of_0_are_not_left_out(tmp_path):
+    """They were, as if they were 1."""
+    with pytest.raises(ModelFormatError, match="residual_scale is 0, not a positive"):
+        slimrt.Model(changed_config(tmp_path, "granite", residual_multiplier=0.0))
 
 
 def test_a_window_wider_than_the_trained_context_is_one(tmp_path):

@@ -112,7 +112,7 @@ def _metadata(config: Config, sizes: Sizes, name: str) -> dict[str, GGUFValue]:
     metadata |= {f"{arch}.{key}": value for key, value in fields.items()}
     metadata |= {f"{arch}.{ours}": boolean(bool(config.get(key))) for ours, key in config.family.flags.items()}
     metadata |= {f"{arch}.{ours}": uint32(int(config.number(key))) for ours, key in config.family.numbers.items()}
-    scales = {ours: config.number(key) for ours, key in config.family.scales.items() if config.get(key)}
+    scales = {ours: config.number(key) for ours, key in config.family.scales.items() if config.get(key) is not None}
     metadata |= {f"{arch}.{ours}": float32(value) for ours, value in scales.items()}
     if key := config.family.activation:
         metadata["slimrt.activation"] = string(ACTIVATIONS[config.get(key) or config.family.defaults[key]])

@@ -33,7 +33,9 @@ _BLOCK, _BYTES = 32, 17  # of MXFP4: elements, bytes
 
 def settle(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
     """The ramp of its YaRN lies between pairs, which GGUF's architecture means and has no key for."""
-    if not {"rope_scaling", "rope_parameters"} & values.keys():
+    if not values.get("rope_scaling") and values.get("rope_parameters") is None:
+        if "rope_scaling" in values:
+            raise UnsupportedError("config.json: gpt-oss with an empty rope_scaling, YaRN or none by the version")
         values = {**values, "rope_parameters": _ROPE}
     for key in ("rope_scaling", "rope_parameters"):
         rope = values.get(key)

@@ -11,7 +11,7 @@ from typing import Any
 from slimrt.errors import UnsupportedError
 from slimrt.modelfile.hf.families import LLAMA, MISTRAL, OLMO2, Family
 from slimrt.modelfile.hf.llama_families import COHERE, GEMMA, QWEN3
-from slimrt.modelfile.hf.rope import said_of_rope
+from slimrt.modelfile.hf.rope import require_kinds_of_layers, said_of_rope
 
 
 def _scale_of_scores(values: dict[str, Any], layers_of_27b: int) -> dict[str, Any]:
@@ -62,13 +62,13 @@ def _gemma3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, A
     """RoPE's two bases as transformers 5 spells them."""
     found = dict(values)
     rope = found.pop("rope_parameters", None) or {}
-    if not isinstance(rope.get("full_attention"), dict):
-        rope = {"full_attention": found.pop("rope_scaling", None) or rope}
+    require_kinds_of_layers(rope)
     bases = {
         "full_attention": {"rope_theta": values.get("rope_theta", 1e6)},
         "sliding_attention": {"rope_theta": values.get("rope_local_base_freq", 1e4)},
     }
     rope = rope | {kind: base | (rope.get(kind) or {}) for kind, base in bases.items()}
+    rope["full_attention"] |= found.pop("rope_scaling", None) or {}
     return family, {**found, "rope_parameters": rope, **_scale_of_scores(values, 62)}
 
 

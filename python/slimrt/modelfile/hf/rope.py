@@ -15,6 +15,7 @@ from slimrt.modelfile.gguf import Tensor, float32, string, uint32
 
 _LARGEST = float(np.finfo(np.float32).max)  # GGUF holds these numbers in 32 bits
 _ALIASES = {"su": "longrope", "none": "default"}
+_KINDS = {"full_attention", "sliding_attention"}
 _OF_MODELS = {"rope_theta", "partial_rotary_factor", "max_position_embeddings", "original_max_position_embeddings",
               "yarn_log_multiplier"}  # that may stand beside the parameters  # fmt: skip
 
@@ -64,6 +65,12 @@ def said_of_rope(config: Mapping[str, Any]) -> Any:
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 
+def require_kinds_of_layers(rope: Mapping[str, Any]) -> None:
+    """UnsupportedError where rope_parameters do not say which layers have them: transformers ignores them then."""
+    if loose := sorted(key for key, value in rope.items() if key not in _KINDS and not isinstance(value, dict)):
+        raise UnsupportedError(f"config.json: rope_parameters do not say which layers have this {loose[0]}")
+
+
 def _of_layers(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The parameters of layers without a window, or of all; and of those with one, where they have their own."""
     found = said_of_rope(config)
@@ -71,7 +78,7 @@ def _of_layers(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         raise ModelFormatError(f"config.json: rope_parameters is {found!r}, not an object")
     if not any(isinstance(value, dict) for value in found.values()):
         return found, None
-    if unknown := sorted(found.keys() - {"full_attention", "sliding_attention"}):
+    if unknown := sorted(found.keys() - _KINDS):
         raise UnsupportedError(f"config.json: rope_parameters of {', '.join(unknown)} are not supported")
     return found.get("full_attention") or {}, found.get("sliding_attention") or {}
 
@@ -91,6 +98,8 @@ def rope_fields(
         UnsupportedError: a scaling that cannot be expressed, by name.
         ModelFormatError: a missing or absurd parameter.
     """
+    if windows and not config.get("rope_scaling"):
+        require_kinds_of_layers(config.get("rope_parameters") or {})
     full, windowed = _of_layers(config)
     if windowed is not None and not windows:
         raise UnsupportedError("config.json: rope_parameters that differ between layers are not supported")
