@@ -18,7 +18,7 @@ from conftest import GREEDY, PROMPT, TESTS, lies_side_by_side, relative, rms, th
 from slimrt import core
 from slimrt.modelfile.gguf import Tensor, read_gguf, write_gguf
 from slimrt.modelfile.source import ModelSource
-from slimrt.plumbing.units import format_bytes, parse_bytes
+from slimrt.plumbing.units import format_both, format_bytes, parse_bytes
 from tiny_model import BOS, TOKENS, write_tiny
 
 SHIPPED = TESTS.parent / "models"
@@ -165,7 +165,7 @@ def test_what_fits_instead(tmp_path):
     tiny = write_tiny(tmp_path / "long.gguf", n_ctx=8192)  # of a long context the cache is the largest part
     whole = slimrt.plan(tiny, n_ctx=8192, n_threads=2)
     k = next(row for row in whole.rows if row.cache == "k")
-    needed, allowed = (f"{size / 2**20:.1f} MiB" for size in (whole.asked.total, k.total))
+    needed, allowed = format_both(whole.asked.total, k.total)
     with pytest.raises(slimrt.WontFitError, match=f"needs {needed}, {allowed} allowed") as caught:
         slimrt.Model(tiny, n_ctx=8192, memory_limit=k.total, n_threads=2)
     error = caught.value
@@ -259,6 +259,15 @@ def test_sizes_for_people():
     assert [format_bytes(n) for n in (5, 2048, 5 << 20, 5.5 * 2**30, 2**42)] == [
         "5 B", "2.0 KiB", "5.0 MiB", "5.5 GiB", "4.0 TiB",
     ]  # fmt: skip
+    just_below = (1023, 2**20 - 1, 2**30 - 1, 2**40 - 1, 1023.94 * 1024)  # where rounding makes a whole unit, it is one
+    assert [format_bytes(n) for n in just_below] == ["1023 B", "1.0 MiB", "1.0 GiB", "1.0 TiB", "1023.9 KiB"]
+
+
+def test_sizes_to_be_compared_read_differently_where_they_differ():
+    limit = 20 << 20
+    assert format_both(limit + 1, limit) == ("20971521 bytes", "20971520 bytes")
+    assert format_both(limit, limit) == ("20.0 MiB", "20.0 MiB")
+    assert format_both(21 << 20, limit) == ("21.0 MiB", "20.0 MiB")
 
 
 GRIDS = ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"]

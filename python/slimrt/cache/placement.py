@@ -13,7 +13,7 @@ from slimrt.cache.planner import AUTO, Planner, require_together
 from slimrt.errors import SlimrtError
 from slimrt.modes import FASTEST
 from slimrt.plumbing.notes import tell
-from slimrt.plumbing.units import format_bytes
+from slimrt.plumbing.units import format_both
 
 
 def placed(planner: Planner, choices: Sequence[CacheChoice], n_ctx: int) -> Planner:
@@ -50,10 +50,11 @@ def _obstacle(planner: Planner, choices: Sequence[CacheChoice], n_ctx: int) -> s
             require_together(sizes, planner.limit, "")
         elif not planner.fit(sizes[0]):
             layers = planner.most_gpu_layers(choices[0], n_ctx)
+            needed, free = format_both(sizes[0].total, planner.limit)
             some = f", or {layers} layers of it (-ngl {layers})" if layers else ""
             return (
-                f"it does not fit: needs {format_bytes(sizes[0].total)}, {format_bytes(planner.limit)} available. "
-                f"A shorter context may (--ctx), or a smaller cache{some}"
+                f"it does not fit: needs {needed}, {free} available. A shorter context may (--ctx), or a smaller "
+                f"cache{some}"
             )
     except SlimrtError as error:  # includes a device that exists and cannot be used
         return str(error).rstrip(". ")

@@ -8,7 +8,7 @@ from typing import Any
 from slimrt.cache.config import kinds, row_type
 from slimrt.modes import BASELINES
 from slimrt.plumbing.tables import table
-from slimrt.plumbing.units import format_bytes
+from slimrt.plumbing.units import format_both, format_bytes
 from slimrt.results import PerLayer, Record
 
 
@@ -27,8 +27,9 @@ class PartSizes(Record):
         return 0 < self.available < self.bytes
 
     def __str__(self) -> str:
-        of = f" of {format_bytes(self.available)} free" if self.available else ""
-        return f"layers {self.begin} to {self.end - 1} on {self.device}: {format_bytes(self.bytes)}{of}"
+        taken, free = format_both(self.bytes, self.available)
+        of = f" of {free} free" if self.available else ""
+        return f"layers {self.begin} to {self.end - 1} on {self.device}: {taken}{of}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,10 +219,10 @@ class PlanResult(Record):
     def conclusion(self, verdict: str | None = None) -> str:
         """One line: the requested cache, and whether it fits. verdict: printed in place of self.verdict, such as a
         coloured one."""
-        asked, limit = self.asked, format_bytes(self.memory_limit)
+        total, limit = format_both(self.asked.total, self.memory_limit)
         if self.device != "cpu":
             limit += f" on {self.device}"
-        return f"{kinds(asked.layers())}: {format_bytes(asked.total)} {verdict or self.verdict} in {limit}"
+        return f"{kinds(self.asked.layers())}: {total} {verdict or self.verdict} in {limit}"
 
     def __str__(self) -> str:
         return f"{self.table()}\n{self.conclusion()}"

@@ -17,7 +17,7 @@ from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING, CACHE_TYPES, DEFAULT_TYPE
 from slimrt.plumbing.arguments import unknown, whole
 from slimrt.plumbing.notes import tell
-from slimrt.plumbing.units import format_bytes, parse_bytes
+from slimrt.plumbing.units import format_both, parse_bytes
 
 AUTO = "auto"
 DEVICES = (AUTO, "cpu", "cuda", "cuda:N", "cpu,cuda=LAYERS")
@@ -331,7 +331,8 @@ def require_together(sizes: Sequence[MemorySizes], limit: int, what: str) -> Non
     """Raises WontFitError if several caches of one model do not fit at the same time. what: advice for the message."""
     needed = sum(one.total - one.mapped for one in sizes) + max(one.mapped for one in sizes)
     if needed > limit:
-        message = f"{len(sizes)} caches at once need {format_bytes(needed)}, {format_bytes(limit)} available. {what}"
+        wanted, there = format_both(needed, limit)
+        message = f"{len(sizes)} caches at once need {wanted}, {there} available. {what}"
         raise WontFitError(message, needed, limit)
 
 

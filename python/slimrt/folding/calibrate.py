@@ -29,7 +29,7 @@ from slimrt.folding.window import Window
 from slimrt.modelfile.gguf import GgufPath, ModelData, opened
 from slimrt.modelfile.text import text_pieces
 from slimrt.plumbing import progress as bars
-from slimrt.plumbing.units import format_bytes
+from slimrt.plumbing.units import format_both
 from slimrt.tokenizer.gguf import read_fields
 from slimrt.tokenizer.tokenizer import Tokenizer
 
@@ -203,7 +203,8 @@ def _run(gguf: GgufPath, attention: Attention, chunks: list[np.ndarray], folder:
     n_tokens = sum(map(len, chunks))
     needed, free = n_tokens * attention.n_layers * attention.d * 4, shutil.disk_usage(folder).free
     if needed > free:
-        message = f"calibration needs {format_bytes(needed)} for activations, {format_bytes(free)} free"
+        wanted, there = format_both(needed, free)
+        message = f"calibration needs {wanted} for activations, {there} free"
         raise OSError(errno.ENOSPC, message, str(folder.parent))
     engine = core.Engine(opened(gguf), n_ctx=len(chunks[0]), cache="kv", cache_type_k="f32", cache_type_v="f32")
     done = 0

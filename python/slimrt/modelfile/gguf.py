@@ -20,7 +20,7 @@ from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.files import followed, written_beside
-from slimrt.plumbing.units import format_bytes
+from slimrt.plumbing.units import format_both
 
 F32 = GGMLQuantizationType.F32
 _ALIGNMENT = 32  # bytes, of tensor data in files that GGUFWriter writes
@@ -170,7 +170,8 @@ def check_room(path: Path, model: ModelData) -> int:
     needed = sum(-(-t.nbytes // _ALIGNMENT) * _ALIGNMENT for t in model.tensors.values())
     free = shutil.disk_usage(followed(path).parent).free
     if needed > free:
-        message = f"needs {format_bytes(needed)} for the result, {format_bytes(free)} free"
+        wanted, there = format_both(needed, free)
+        message = f"needs {wanted} for the result, {there} free"
         raise OSError(errno.ENOSPC, message, str(path))
     return needed
 

@@ -20,7 +20,7 @@ from slimrt.modelfile.hub_files import Chosen, choose
 from slimrt.plumbing import progress
 from slimrt.plumbing.files import check_utf8
 from slimrt.plumbing.notes import note
-from slimrt.plumbing.units import format_bytes
+from slimrt.plumbing.units import format_both, format_bytes
 
 _FORM = "hf://ORG/REPO[:FILE or TYPE][@REVISION]"
 _PART = r"[A-Za-z0-9][\w.-]*"
@@ -203,9 +203,9 @@ def _make_room(name: HubName, chosen: Chosen, needed: int) -> None:
     what, folder = f"{name.repo}:{chosen.model}" if chosen.model else name.repo, hub_cache()
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if needed > free:
+        wanted, there = format_both(needed, free)
         raise DownloadError(
-            f"{what} needs {format_bytes(needed)} in {folder}, {format_bytes(free)} free: make room, or name another "
-            "place with HF_HOME"
+            f"{what} needs {wanted} in {folder}, {there} free: make room, or name another place with HF_HOME"
         )
     note(f"fetching {what}{chosen.why}, {format_bytes(needed)}, into {folder}")
 

@@ -28,8 +28,16 @@ def parse_bytes(size: str | int) -> int:
 
 def format_bytes(size: float) -> str:
     """A size with a binary unit: "5.2 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+    for unit, digits in (("B", 0), ("KiB", 1), ("MiB", 1), ("GiB", 1)):
+        if round(size, digits) < 1024:  # rounded as it is shown: 1023.96 KiB are 1.0 MiB
+            return f"{size:.{digits}f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def format_both(needed: int, available: int) -> tuple[str, str]:
+    """Two sizes to be compared, as format_bytes; in bytes where they differ, but would read the same."""
+    both = format_bytes(needed), format_bytes(available)
+    if needed != available and both[0] == both[1]:
+        return f"{needed} bytes", f"{available} bytes"
+    return both
