@@ -227,7 +227,7 @@ def test_inspect(run, tiny, grouped, convert):
     code, out, err = run("inspect", grouped)
     assert (code, err) == (0, "")
     assert "llama.context_length = 256" in out and "chat template: yes" in out
-    assert "kv  yes, bytes a token: 128 in f16, 96 in q8" in out and "k   no: layer 0" in out
+    assert "kv      yes, bytes a token: 128 in f16, 96 in q8" in out and "k       no: layer 0" in out
     report = json.loads(run("inspect", tiny, "--json")[1])
     assert [m["mode"] for m in report["cache_modes"] if m["legal"]] == ["kv", "k", "k+r", "kivi", "lowrank"]
     lowrank = next(m for m in report["cache_modes"] if m["mode"] == "lowrank")

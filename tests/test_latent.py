@@ -311,7 +311,7 @@ def test_many_heads_on_cuda(n_heads, dtype, tmp_path):
 
 def test_the_command_line_shows_its_one_mode(run, convert, tmp_path):
     path = str(convert(GOLDEN / "deepseek2"))
-    assert "latent yes, bytes a token: 168 in f16, 96 in q8" in run("inspect", path)[1]
+    assert "latent  yes, bytes a token: 168 in f16, 96 in q8" in run("inspect", path)[1]
     report = json.loads(run("inspect", path, "--json")[1])
     assert [one["mode"] for one in report["cache_modes"] if one["legal"]] == ["latent"] and report["pays"] == {}
     table = run("plan", path)[1]

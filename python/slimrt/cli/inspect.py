@@ -21,7 +21,8 @@ from slimrt.modes import AGING, CACHE_TYPES, CODED_BY_AGE, INVERTED, RESIDUAL_MO
 from slimrt.plumbing.progress import wanted
 from slimrt.plumbing.units import format_bytes
 
-_GATED = ("f16", "bf16", "q8")  # types checked for how much an inverse matrix amplifies their rounding
+_SHOWN = ("f16", "q8", "q4")  # types of self-attention whose bytes are printed; JSON has all
+_SHOWN_CROSS = ("f16", "bf16", "q8")
 _LONG = 16  # longer lists are shortened to this many values
 
 
@@ -119,7 +120,7 @@ def _imprecise(source: ModelSource, part: str, mode: dict[str, Any]) -> dict[str
     from slimrt.folding.gate import Lossy, check, predicts_fast
 
     refused = {}
-    for name in _GATED if mode["legal"] else ():
+    for name in CACHE_TYPES if mode["legal"] else ():
         rows = Lossy(part, mode["mode"], name)
         try:
             if rows.loses and predicts_fast(source.model, rows, range(int(source.defaults["n_layers"]))):
@@ -207,8 +208,9 @@ def _print(report: dict[str, Any], *, all_tensors: bool) -> None:
         rows = [(t["name"], t["type"], str(t["rows"]), str(t["cols"]), str(t["bytes"])) for t in tensors]
         print(table(("name", "type", "rows", "cols", "bytes"), rows))
     print(f"\nchat template: {'yes' if report['chat_template'] else 'no'}\n\ncache modes")
+    width = max((len(mode["mode"]) for mode in report["cache_modes"]), default=0)
     for mode in report["cache_modes"]:
-        print(f"  {mode['mode']:3} {_answer(mode)}")
+        print(f"  {mode['mode']:{width}} {_answer(mode)}")
     for name, one in report.get("pays", {}).items():
         best = f"{one['mode']}, {100 * one['of_kv']:.0f} % of kv's bytes" if one else "kv itself"
         print(f"pays in {name}: {best}")
@@ -232,7 +234,7 @@ def _answer(mode: dict[str, Any]) -> str:
     if not mode["legal"]:
         return coloured("no", "red", sys.stdout) + f": {mode['reason']}"
     sizes, rows = mode["bytes_per_token_by_type"], mode["rows_by_type"]
-    names = [name for name in ("f16", "q8", "q4") if name in sizes] or list(sizes)
+    names = [name for name in _SHOWN if name in sizes] or list(sizes)
     shown = ", ".join(f"{sizes[name]} in {rows[name]}" for name in names)
     if mode.get("imprecise"):
         return f"{coloured('not in every type', 'red', sys.stdout)}, bytes a token: {shown}{_but_not(mode)}"
@@ -246,7 +248,7 @@ def _cross_answer(mode: dict[str, Any]) -> str:
     if not mode["legal"]:
         return coloured("no", "red", sys.stdout) + f": {mode['reason']}"
     sizes = mode["bytes_per_row_by_type"]
-    shown = ", bytes a row of the encoder's output: " + ", ".join(f"{sizes[name]} in {name}" for name in _GATED)
+    shown = ", bytes a row of the encoder's output: " + ", ".join(f"{sizes[name]} in {name}" for name in _SHOWN_CROSS)
     if mode["imprecise"]:
         return coloured("not in every type", "red", sys.stdout) + shown + _but_not(mode)
     return coloured("yes", "green", sys.stdout) + shown
