@@ -65,7 +65,7 @@ def test_list(filled, run, tmp_path):
     assert (code, err) == (0, "")
     assert out.startswith(f"{filled}: 3 files, 174.7 KiB\n") and "notes.txt" not in out
     model = next(line for line in out.splitlines() if line.startswith("model-"))
-    assert "174.7 KiB" in model and " seconds  " in model and model.endswith(str(tmp_path / "model"))
+    assert "174.7 KiB" in model and " second" in model and model.endswith(str(tmp_path / "model"))
     machine = next(line for line in out.splitlines() if line.startswith("machine-"))
     assert machine.endswith("5 B     2 days  measurements")
     assert "Hugging Face lies in its own cache" in out.splitlines()[-1]

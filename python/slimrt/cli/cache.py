@@ -93,6 +93,7 @@ def _as_data(found: Sequence[Kept]) -> list[dict[str, Any]]:
 
 
 def _age(seconds: float) -> str:
-    """An age such as "3 days"."""
+    """An age such as "3 days" or "1 second"."""
     size, unit = next((size, unit) for least, size, unit in _AGES if seconds >= least or size == 1)
-    return f"{max(seconds, 0) // size:.0f} {unit}"
+    number = int(max(seconds, 0) // size)
+    return f"{number} {unit.removesuffix('s') if number == 1 else unit}"

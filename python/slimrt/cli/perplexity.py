@@ -114,8 +114,9 @@ def _plain(args: argparse.Namespace, source: ModelSource, text: str | Path) -> N
         print_json(result)
         return
     print(f"perplexity {value:.4f}")
-    note(args, f"slimrt: {len(ids) - 1} tokens, windows of {window} that score their last {stride} (the first: all), "
-         f"cache {cache}; by prefill, which hides what a cache costs: --compare shows that")  # fmt: skip
+    cut = f", windows of {window} that score their last {stride} (the first: all)" if window < len(ids) else ""
+    note(args, f"slimrt: {len(ids) - 1} token{'s' * (len(ids) != 2)}{cut}, cache {cache}; by prefill, which hides what "
+         "a cache costs: --compare shows that")  # fmt: skip
 
 
 def _compare(args: argparse.Namespace, source: ModelSource, text: str | Path) -> None:
@@ -145,9 +146,9 @@ def _print(args: argparse.Namespace, comparison: CacheComparison) -> None:
     print(comparison.table())
     note(
         args,
-        f"slimrt: {comparison.tokens} tokens in {comparison.windows} window{'s' * (comparison.windows != 1)} of "
-        f"{comparison.window} at most, each decoded over the cache after a prefix of {comparison.prefix}, "
-        f"{comparison.chunk} at a time; KL in nats; cache: bytes allocated for a window; W^: bytes of weights beyond "
-        "those of kv; *: on the Pareto front of bytes and KL"
+        f"slimrt: {comparison.tokens} token{'s' * (comparison.tokens != 1)} in {comparison.windows} "
+        f"window{'s' * (comparison.windows != 1)} of {comparison.window} at most, each decoded over the cache after a "
+        f"prefix of {comparison.prefix}, {comparison.chunk} at a time; KL in nats; cache: bytes allocated for a "
+        "window; W^: bytes of weights beyond those of kv; *: on the Pareto front of bytes and KL"
         + ("; refused: unless --allow-lossy insists" if any(row.too_imprecise for row in comparison.rows) else ""),
     )
