@@ -200,7 +200,8 @@ class Bench:
         return tests
 
     def _step_bytes(self, choice: CacheChoice, depth: int) -> float:
-        """Bytes that a decode step reads, averaged over a test: the weights, and the rows that attention reads.
+        """Bytes that a decode step reads, averaged over a test: the weights, and the rows that attention reads: of a
+        layer with a sliding window those in it, of one whose rows age each at its level.
 
         The first token of an empty sequence, which reads other weights in folded modes, is counted like the others.
         """
@@ -212,12 +213,24 @@ class Bench:
         unread = sum(_prefill_only(self.source, file, memory, layer) for layer in range(len(memory["layers"])))
         unread += sum(file.tensor_bytes(name) for name in looked_up if name in tensors)
         unread += _idle_experts(file, architecture)
-        rows = depth + (self._args.n_gen + 1) / 2
-        window = f"{architecture}.attention.sliding_window"
-        if window in file.keys():
-            rows = min(rows, file.value(window))
         weights = memory["mapped"] + memory["weights"] + memory["derived"] - unread
-        return float(weights + rows * memory["cache_bytes_per_token"])
+        return weights + (self._rows(choice, depth + 1) + self._rows(choice, depth + self._args.n_gen)) / 2
+
+    def _rows(self, choice: CacheChoice, tokens: int) -> int:
+        """Bytes of the rows that the last of so many tokens reads, its own included, in all layers."""
+        file, key = self.source.file, f"{self.info['architecture']}.attention.sliding_window"
+        window = int(file.value(key)) if key in file.keys() else tokens
+
+        def layers(n_ctx: int) -> list[core.LayerInfo]:
+            return core.plan(file, n_ctx=n_ctx, n_batch=1, **choice.arguments(self.source))["layers"]
+
+        if tokens <= window:
+            return sum(layer["bytes_held"] for layer in layers(tokens))
+        long = window + 4 * BLOCK  # a layer with a window keeps whole blocks around it, but not as many as this
+        return sum(
+            layer["bytes_per_token"] * window if wide["max_rows"] < long else layer["bytes_held"]
+            for layer, wide in zip(layers(tokens), layers(long), strict=True)
+        )
 
     def _fill(self, runtime: Runtime, depth: int) -> int:
         """A new sequence of `depth` tokens. It also touches all weights once."""

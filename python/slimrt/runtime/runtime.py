@@ -23,10 +23,11 @@ from slimrt.cache.planner import Planner, wont_fit
 from slimrt.errors import WontFitError
 from slimrt.modelfile.sharing import NOT_UPTRAINED
 from slimrt.modelfile.source import ModelSource
+from slimrt.modes import AGING
 from slimrt.plumbing import progress
 from slimrt.plumbing.forking import watch
 from slimrt.plumbing.notes import note, tell
-from slimrt.plumbing.units import format_bytes
+from slimrt.plumbing.units import format_both, format_bytes
 from slimrt.runtime.fold_at_load import fold, needs_folding, refusal, require_precise
 
 _NEXT = 4  # threads of async calls beyond the sequences of a model
@@ -52,6 +53,7 @@ class Runtime:
         reclaim: frees this many cache blocks that are kept for reuse only, or all of them; returns 0 if there are none.
         drop: frees a sequence at the next use(); the garbage collector may call it during one.
         compared: for cache "fastest", the compared caches with their times, as text; else "".
+        choice: of the cache, as it was loaded.
     """
 
     def __init__(self, source: ModelSource, engine: core.Engine, *, show_progress: bool):
@@ -62,6 +64,7 @@ class Runtime:
         self.lossy = ""
         self.access = ""
         self.compared = ""
+        self.choice = CacheChoice.of()
         self.loop: Any = None
         self.draft: Any = None
         self.reclaim: Callable[[int], int] | None = None
@@ -96,8 +99,14 @@ class Runtime:
         return counts["rows"], counts["skipped"]
 
     def cache_bytes(self, n_tokens: int) -> int:
-        """Bytes of the rows of a text of n_tokens tokens; layers with a sliding window keep at most max_rows."""
-        return sum(layer["bytes_per_token"] * min(n_tokens, layer["max_rows"]) for layer in self.info["layers"])
+        """Bytes of the rows of a text of n_tokens tokens: layers with a sliding window keep at most max_rows, and rows
+        that age are of several sizes (bytes_per_token is that of the oldest)."""
+        layers = self.info["layers"]
+        if n_tokens and any(layer["mode"] in AGING for layer in layers):
+            n_batch = self.info["n_batch"]
+            planned = core.plan(self.source.file, n_ctx=n_tokens, n_batch=n_batch, **self.choice.arguments(self.source))
+            return sum(layer["bytes_held"] for layer in planned["layers"])
+        return sum(layer["bytes_per_token"] * min(n_tokens, layer["max_rows"]) for layer in layers)
 
     @contextmanager
     def use(self) -> Iterator[core.Engine]:
@@ -203,8 +212,9 @@ def load(
                 planner.limit,
             )
         if not planner.fit(sizes) and needs_folding(source, choice):
+            needed, there = format_both(sizes.total, planner.limit)
             raise WontFitError(  # the core would raise it too, but after minutes of folding
-                f"needs {format_bytes(sizes.total)}, {format_bytes(planner.limit)} available",
+                f"needs {needed}, {there} available",
                 sizes.total,
                 planner.limit,
             )
@@ -228,7 +238,7 @@ def load(
             error, planner, choice, n_ctx, lambda other: not refusal(source, other, only_cheap=True)
         ) from None
     runtime = Runtime(source, engine, show_progress=progress.wanted(show_progress))
-    runtime.compared = compared
+    runtime.compared, runtime.choice = compared, choice
     runtime.lossy = "; ".join(lossy + folded_lossy)
     runtime.access = ", ".join(filter(None, (access, _copied(source, planner, engine))))
     if cross := runtime.info.get("cross"):
