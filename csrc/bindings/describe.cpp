@@ -9,6 +9,7 @@
 #include "core/gguf.h"
 #include "model/architecture.h"
 #include "model/cache_choice.h"
+#include "model/cache_keys.h"
 #include "model/weights.h"
 
 namespace slimrt {

@@ -70,10 +70,6 @@ struct CacheChoices {
     int64_t n_ctx = 0, n_source = 0;  // resolved
 };
 
-/// Whether layers that share keys read them before RoPE and never rotate them (slimrt.cache.shared_keys).
-/// Throws Error{format} for an unknown value, Error{unsupported} where each layer would norm shared keys.
-bool shares_unrotated_keys(const GgufFile& file, const ModelConfig& config);
-
 /// One for each layer, not yet checked against its attention. Arguments and errors as of choose_caches().
 std::vector<LayerOptions> resolve_layers(const GgufFile& file, const ModelConfig& config,
                                          const CacheOptions& options, const ExtraTensors& extra = {});
