@@ -61,11 +61,11 @@ def test_special_tokens_are_found_by_name(tokens):
 
 def test_what_the_model_lacks_is_said(tokens):
     with pytest.raises(ValueError, match="language 'eng' is not supported .did you mean 'en'"):
-        tokens.check("eng", "transcribe", True)
+        tokens.check("eng", "transcribe")
     with pytest.raises(UnsupportedError, match="does not know language 'fr', only en, de"):
-        tokens.check("fr", "transcribe", True)
+        tokens.check("fr", "transcribe")
     with pytest.raises(ValueError, match="task 'transcript'"):
-        tokens.check("en", "transcript", True)
+        tokens.check("en", "transcript")
 
 
 def test_another_vocabulary_is_refused():

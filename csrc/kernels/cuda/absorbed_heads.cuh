@@ -10,8 +10,6 @@
 
 namespace slimrt::cuda {
 
-constexpr int kSteps = kMaxDim / 16;  // mma steps of 16 columns
-
 /// Keys are multiplied as f16. Those of bf16 are scaled into its range, for which queries make up.
 template <class Operand>
 constexpr float key_unit = Operand::kBf16 ? 1.0f / 64 : 1.0f;

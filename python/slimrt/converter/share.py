@@ -106,7 +106,7 @@ def share(
         return model, []
     owners = spread_owners(heads.n_layers, heads.owners)
     weights = _weights(merge)
-    made = [tensor for layer in range(heads.n_layers) for tensor in _queries(model, heads, owners, layer)]
+    made = [tensor for layer in range(heads.n_layers) for tensor in _queries(model, heads, layer)]
     for owner in sorted(set(owners)):
         group = [layer for layer, reads in enumerate(owners) if reads == owner]
         made += _keys_and_values(model, heads, group, weights(len(group)))
@@ -150,7 +150,7 @@ def _kinds(heads: Heads) -> tuple[str, ...]:
     return ("weight", "bias") if heads.biased else ("weight",)
 
 
-def _queries(model: ModelData, heads: Heads, owners: list[int], layer: int) -> list[Tensor]:
+def _queries(model: ModelData, heads: Heads, layer: int) -> list[Tensor]:
     """W_Q (and its bias) split from a fused tensor; [] if it is a tensor of its own already."""
     if f"blk.{layer}.attn_qkv.weight" not in model.tensors:
         return []

@@ -120,7 +120,7 @@ Maker = Callable[[SpeechEngine, Transcription, int, Heard, Told], Whisper | Moon
 
 def _whisper_maker(runtime: Runtime, options: Transcription) -> Maker:
     model = whisper_model(runtime, words=options.word_timestamps)
-    model.tokens.check(options.language, options.task, options.timestamps)
+    model.tokens.check(options.language, options.task)
     for id in () if options.suppress_tokens is None else options.suppress_tokens:
         if not -1 <= id < model.n_vocab:
             raise ValueError(f"suppress_tokens: the model has no token {id}, only 0 to {model.n_vocab - 1}")

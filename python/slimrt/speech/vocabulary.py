@@ -78,7 +78,7 @@ class WhisperTokens:
         ids = [*([self.languages[language]] if self.languages else []), *([self.tasks[task]] if self.tasks else [])]
         return ids if timestamps or self.no_timestamps is None else [*ids, self.no_timestamps]
 
-    def check(self, language: str | None, task: str, timestamps: bool) -> None:
+    def check(self, language: str | None, task: str) -> None:
         """ValueError: an unknown language or task. UnsupportedError: one that this model lacks."""
         if task not in TASKS:
             raise ValueError(unknown("task", task, TASKS))

@@ -312,4 +312,3 @@ MOONSHINE = Family(
 )
 
 ENCODER_DECODERS: dict[str, Family] = {"t5": T5, "mt5": MT5, "umt5": UMT5, "whisper": WHISPER, "moonshine": MOONSHINE}
-ARCHITECTURES = frozenset(family.arch for family in ENCODER_DECODERS.values())
