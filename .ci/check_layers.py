@@ -18,7 +18,7 @@ CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b")
 
 # Those of a row do not import each other; "" is the face of the package, slimrt/__init__.py.
 PACKAGES = [
-    ["errors", "plumbing", "core"],
+    ["errors", "plumbing", "core", "info"],
     ["results"],
     ["modes", "tokenizer", "machine"],
     ["modelfile"],

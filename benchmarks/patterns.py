@@ -22,9 +22,10 @@ import numpy as np
 
 from slimrt import _core
 from slimrt.core import Engine, GgufFile
-from slimrt.folding.attention import Attention, LayerWeights
+from slimrt.folding.attention import Attention
 from slimrt.folding.heads import kept_rows
 from slimrt.folding.rotation import Rotation
+from slimrt.folding.weights import LayerWeights
 from slimrt.folding.window import Window
 from slimrt.modelfile.gguf import read_gguf
 from slimrt.tokenizer.gguf import read_fields

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from slimrt.folding.attention import Attention, LayerWeights
+from slimrt.folding.attention import Attention
+from slimrt.folding.weights import LayerWeights
 from slimrt.modelfile.gguf import ModelData, Tensor, float32, string, uint32
 
 

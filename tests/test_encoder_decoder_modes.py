@@ -18,11 +18,12 @@ from reference_seq2seq import Seq2Seq
 from seq2seq_models import MODELS, N_DECODE, N_PROMPT, committed, decode, source, tokens
 from slimrt import _core, core
 from slimrt.errors import CacheUnsupportedError, UnsupportedError
-from slimrt.folding.attention import Attention, projections
+from slimrt.folding.attention import Attention
 from slimrt.folding.cross import folds
 from slimrt.folding.gate import CROSS, SELF, Lossy, check, predicted
 from slimrt.folding.planes import Plane
 from slimrt.folding.report import TOO_LARGE
+from slimrt.folding.weights import projections
 from slimrt.modelfile.gguf import Tensor, read_gguf, write_gguf
 from slimrt.modelfile.source import ModelSource
 

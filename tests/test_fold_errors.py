@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slimrt.folding.attention import Attention, fold_value_bias
+from slimrt.folding.attention import Attention
 from slimrt.folding.calibrate import Calibration, calibrated, text_ids
 from slimrt.folding.fold import reader
 from slimrt.folding.precision import measured, predicted
+from slimrt.folding.weights import fold_value_bias
 from slimrt.folding.window import Window
 from slimrt.modelfile.gguf import read_gguf
 from slimrt.modes import CACHE_TYPES, default_residual

@@ -14,7 +14,8 @@ from conftest import GOLDEN, ISAS, decode, derived, open_engine, relative
 from reference import Reference
 from scored import capped, with_sinks
 from slimrt import _core, core
-from slimrt.folding.attention import Attention, LayerWeights
+from slimrt.folding.attention import Attention
+from slimrt.folding.weights import LayerWeights
 from slimrt.folding.window import KeyNoise, Window
 from slimrt.modelfile.gguf import read_gguf
 from test_cache_modes import IDS, N_PREFILL, check

@@ -22,7 +22,8 @@ from slimrt.openai.answer import AnswerParser, joined, matched
 from slimrt.openai.tools import ChatRequest, constrain
 from slimrt.tokenizer.chat import render_chat_text
 from slimrt.tokenizer.tokenizer import Tokenizer
-from slimrt.tokenizer.tool_format import ID, INDEX, Thoughts, ToolFormat, history, thoughts_of, tool_format
+from slimrt.tokenizer.tool_format import ID, INDEX, Thoughts, ToolFormat, thoughts_of, tool_format
+from slimrt.tokenizer.tool_history import history
 
 pytestmark = pytest.mark.unsanitized  # Python, and another library's Rust
 MODEL = TESTS.parent / "models" / "tale-chat.gguf"

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt.core import Info, LayerOptions, Plan
+from slimrt.info import Info, LayerOptions, Plan
 
 __version__: str
 

@@ -9,6 +9,7 @@ from typing import Any, TypedDict, Unpack
 from slimrt import core
 from slimrt.cache.cross import CrossConfig, check_cross
 from slimrt.errors import CacheUnsupportedError, UnsupportedError
+from slimrt.info import LayerOptions
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import (
     AGING,
@@ -262,7 +263,7 @@ def _configs(cache: Cache) -> list[CacheConfig]:
     return [CacheConfig.of(one) for one in cache]
 
 
-def _settled(found: core.LayerOptions, e_v: int) -> LayerCache:
+def _settled(found: LayerOptions, e_v: int) -> LayerCache:
     """A resolved layer, with the default residual if its mode has one and none is specified. e_v: columns of V."""
     mode, type_k, type_v = found["mode"], found["type_k"], found["type_v"]
     if mode != RESIDUAL_MODE:

@@ -7,6 +7,7 @@ from typing import Any
 
 from slimrt import core
 from slimrt.errors import UnsupportedError
+from slimrt.info import CrossInfo, cross_of
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AUTO, CACHE_TYPES, CROSS_MODES, check_type
 from slimrt.plumbing.arguments import unknown, whole
@@ -61,7 +62,7 @@ class CrossConfig:
     def resolved(self, source: ModelSource) -> CrossConfig:
         """The config with mode and type as the core resolves them for a model that has an encoder. Errors as
         arguments()."""
-        found = core.cross_of(core.plan(source.file, **self.arguments(source)))
+        found = cross_of(core.plan(source.file, **self.arguments(source)))
         return CrossConfig(found["mode"], found["type"], self.n_source)
 
     def mode_for(self, source: ModelSource) -> str:
@@ -86,6 +87,6 @@ def check_cross(source: ModelSource, config: CrossConfig) -> None:
     config.mode_for(source)
 
 
-def describe_cross(cross: core.CrossInfo) -> str:
+def describe_cross(cross: CrossInfo) -> str:
     """A label of the cross-attention cache. cross: from Model.info()."""
     return f"cross {cross['mode']} {cross['type']} ({cross['bytes_per_row']} bytes a row: {cross['reason']})"

@@ -13,6 +13,7 @@ from slimrt.cache.config import CacheChoice, LayerCache, kinds
 from slimrt.cache.plan_result import MemorySizes, PartSizes, PlanRow
 from slimrt.cache.server_sizes import ServerSizes
 from slimrt.errors import SlimrtError, UnsupportedError, WontFitError
+from slimrt.info import Plan
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING, CACHE_TYPES, DEFAULT_TYPE
 from slimrt.plumbing.arguments import unknown, whole
@@ -119,7 +120,7 @@ class Planner:
             each=memory_limit is None and device != "cpu",
         )
 
-    def ask(self, choice: CacheChoice, n_ctx: int) -> core.Plan:
+    def ask(self, choice: CacheChoice, n_ctx: int) -> Plan:
         """core.plan for a choice of cache."""
         return core.plan(
             self.source.file,
@@ -178,7 +179,7 @@ class Planner:
             ),
         )
 
-    def server(self, sizes: core.Plan) -> ServerSizes:
+    def server(self, sizes: Plan) -> ServerSizes:
         """Memory of a server beside an engine of these sizes; 0 if no server is planned."""
         if self.max_queue is None:
             return ServerSizes(0, 0, 0)

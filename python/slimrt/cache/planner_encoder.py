@@ -8,11 +8,11 @@ the text's own rows, with E read from memory by every layer, or by none if it st
 
 from __future__ import annotations
 
-from slimrt import core
 from slimrt.cache.config import CacheChoice
 from slimrt.cache.cross import CrossConfig
 from slimrt.cache.plan_result import EncoderRow
 from slimrt.cache.planner import Planner, whole_blocks
+from slimrt.info import cross_of, encoder_of
 from slimrt.modes import FOLD_SUFFIXES
 
 _OPTIONS = (("baseline", "kv", "kv"), ("option 1", "k", "k"), ("option 2, x", "x", "e"), ("option 2, k", "k", "e"))
@@ -39,7 +39,7 @@ def encoder_rows(planner: Planner, choice: CacheChoice, n_ctx: int) -> tuple[Enc
 
 def _row(planner: Planner, name: str, choice: CacheChoice, n_ctx: int) -> EncoderRow:
     found = planner.ask(choice, n_ctx)
-    cross, n_source, n_layers = core.cross_of(found), core.encoder_of(found)["n_source"], found["n_layers"]
+    cross, n_source, n_layers = cross_of(found), encoder_of(found)["n_source"], found["n_layers"]
     shared = planner.source.modes(cross=True)[cross["mode"]].shared
     self_read = found["cache_bytes_per_token"] * found["n_ctx"]
     cross_read = cross["bytes_per_row"] * n_source * (n_layers if shared else 1)

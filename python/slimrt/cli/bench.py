@@ -29,6 +29,7 @@ from slimrt.cli.common import (
     write_out,
 )
 from slimrt.cli.values import count, is_cache, is_number, lower, positive
+from slimrt.info import Info, Plan
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing import progress
 from slimrt.plumbing.files import check_target
@@ -135,7 +136,7 @@ class Bench:
         self.source = source
         self.n_ctx = n_ctx
         self.results: list[Result] = []
-        self.info: core.Info
+        self.info: Info
         self._args = args
         self._loaded: list[tuple[CacheChoice, Runtime]] = []
         self._done = 0
@@ -278,7 +279,7 @@ def _idle_experts(file: core.GgufFile, architecture: str) -> int:
     return sum(size for name, (_, size) in core.held(file).items() if "_exps." in name) * idle // experts
 
 
-def _prefill_only(source: ModelSource, file: core.GgufFile, info: core.Plan, layer: int) -> float:
+def _prefill_only(source: ModelSource, file: core.GgufFile, info: Plan, layer: int) -> float:
     """Bytes of a layer's weights that decoding does not read. info: from core.plan."""
     kv_width, q_width = info["n_kv_heads"] * info["head_dim"], info["n_heads"] * info["head_dim"]
     mode = source.modes()[info["layers"][layer]["mode"]]

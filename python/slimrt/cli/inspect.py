@@ -14,6 +14,7 @@ from slimrt.cache.config import CacheChoice, kinds, row_type
 from slimrt.cli.common import Flags, coloured, model_name, model_source, print_json, show_progress, table
 from slimrt.errors import CacheUnsupportedError, SlimrtError, UnsupportedError
 from slimrt.folding.spectrum import QUANTILES, Spectrum, spectra
+from slimrt.info import cross_of
 from slimrt.measure.plots import check_plot, plot_spectra
 from slimrt.modelfile.hub import located
 from slimrt.modelfile.source import ModelSource
@@ -135,7 +136,7 @@ def _cross_modes(source: ModelSource) -> list[dict[str, Any]]:
     found = []
     for mode in _described(source, cross=True):
         sizes = {
-            name: core.cross_of(core.plan(source.file, cross=mode["mode"], cross_type=name))["bytes_per_row"]
+            name: cross_of(core.plan(source.file, cross=mode["mode"], cross_type=name))["bytes_per_row"]
             for name in (CACHE_TYPES if mode["legal"] else ())
         }
         refused = _imprecise(source, "cross-attention", mode)

@@ -23,7 +23,7 @@ from slimrt.converter.sparse import KEY as SPARSE_KEY
 from slimrt.converter.sparse import check_sparse, find_delta
 from slimrt.converter.verify import MAX_TOKENS, compare
 from slimrt.errors import UnsupportedError
-from slimrt.folding.attention import Attention, fold_value_bias
+from slimrt.folding.attention import Attention
 from slimrt.folding.calibrate import Calibration, Text, calibrated, text_ids
 from slimrt.folding.cross_model import check_cross, cross_fields, fold_cross_model, lost, require_all_precise
 from slimrt.folding.fold import check_rank
@@ -31,6 +31,7 @@ from slimrt.folding.heads import keeping_heads, refusal, reordered
 from slimrt.folding.layers import Request, fold_model
 from slimrt.folding.lowrank import LATENT_MODE, check_heads
 from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, Stored, verdict
+from slimrt.folding.weights import fold_value_bias
 from slimrt.modelfile.gguf import ModelData, array, check_room, float32, string, uint32, written_gguf
 from slimrt.modelfile.hub import located
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_files, source_hash

@@ -21,9 +21,10 @@ import numpy as np
 
 from slimrt import core
 from slimrt.errors import UnsupportedError
-from slimrt.folding.attention import Attention, LayerWeights
+from slimrt.folding.attention import Attention
 from slimrt.folding.readback import Sample
 from slimrt.folding.rotation import Rotation
+from slimrt.folding.weights import LayerWeights
 from slimrt.folding.wiener import shrunk
 from slimrt.folding.window import Window
 from slimrt.modelfile.gguf import GgufPath, ModelData, opened

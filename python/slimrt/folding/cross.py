@@ -15,10 +15,11 @@ import numpy as np
 
 from slimrt.errors import CacheUnsupportedError
 from slimrt.folding import noise
-from slimrt.folding.attention import Attention, LayerWeights, projections
+from slimrt.folding.attention import Attention
 from slimrt.folding.calibrate import white_inputs
 from slimrt.folding.exact import condition, fold_matrix
 from slimrt.folding.planes import Plane
+from slimrt.folding.weights import LayerWeights, projections
 from slimrt.modelfile.gguf import ModelData
 from slimrt.modes import CROSS_FOLDED
 from slimrt.plumbing import progress as bars

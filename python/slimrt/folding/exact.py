@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from slimrt import modes
-from slimrt.folding.attention import Attention, projections
+from slimrt.folding.attention import Attention
+from slimrt.folding.weights import projections
 from slimrt.modelfile.gguf import ModelData
 
 FOLDED = {mode: modes.FOLDED[mode] for mode in modes.INVERTED}  # mode -> the tensor it needs in each layer

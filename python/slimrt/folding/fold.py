@@ -8,13 +8,14 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from slimrt import core
-from slimrt.folding.attention import Attention, fold_value_bias
+from slimrt.folding.attention import Attention
 from slimrt.folding.calibrate import Text, calibrated
 from slimrt.folding.conditioned import Conditioned
 from slimrt.folding.lowrank import LowRank
 from slimrt.folding.planes import STATIC_SCALES
 from slimrt.folding.readback import KvReader, Reader, Sample, VReader, XReader, XrReader
 from slimrt.folding.slim import KReader
+from slimrt.folding.weights import fold_value_bias
 from slimrt.modelfile.gguf import GgufPath, opened, read_gguf
 from slimrt.modes import FOLDED, default_residual
 from slimrt.plumbing import progress as bars

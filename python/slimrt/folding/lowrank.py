@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from slimrt import core
 from slimrt.errors import CacheUnsupportedError
 from slimrt.folding import noise
-from slimrt.folding.attention import Attention, LayerWeights
+from slimrt.folding.attention import Attention
 from slimrt.folding.planes import Plane, bytes_per_token
 from slimrt.folding.readback import Reader, Sample
+from slimrt.folding.weights import LayerWeights
 from slimrt.folding.window import KeyNoise, Window
 from slimrt.plumbing.arguments import real, whole
 

@@ -14,9 +14,9 @@ from functools import cached_property
 import numpy as np
 
 from slimrt.folding import noise
-from slimrt.folding.attention import LayerWeights
 from slimrt.folding.exact import FOLDED, Fold, condition, folded, stored
 from slimrt.folding.planes import Plane, bytes_per_token, planes, static_scales
+from slimrt.folding.weights import LayerWeights
 from slimrt.folding.window import KeyNoise, Window
 
 _FULL_WEIGHTS = ("f32", "f16", "bf16")  # row types with which folds stay in float32 (docs/cache-math.md section 2)

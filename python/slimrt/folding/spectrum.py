@@ -49,7 +49,8 @@ def spectra(model: ModelData, *, progress: bool = False) -> list[Spectrum]:
     Raises:
         ModelFormatError, UnsupportedError, OSError: the file is broken or of an unknown architecture.
     """
-    from slimrt.folding.attention import Attention, projections
+    from slimrt.folding.attention import Attention
+    from slimrt.folding.weights import projections
 
     attention = Attention.of(model)
     found = []

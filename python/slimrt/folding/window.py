@@ -13,8 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt.folding.attention import LayerWeights
 from slimrt.folding.rotation import Rotation
+from slimrt.folding.weights import LayerWeights
 
 _QUERIES = 256  # query rows whose attention is computed, spread over the window
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt import core
 from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.generation.loop import loop_of
 from slimrt.generation.search import Encode, Read, Task
 from slimrt.generation.sequences import Sequences
 from slimrt.generation.tickets import Call, Ticket
+from slimrt.info import encoder_of
 from slimrt.plumbing import progress
 from slimrt.runtime.kinds import require
 from slimrt.runtime.runtime import Runtime
@@ -57,7 +57,7 @@ def _check(runtime: Runtime, text: Sequence[int], number: int) -> None:
         raise ValueError(f"text {number} has no tokens: give some text, or a BOS token if the model has one")
     if not runtime.source.has_encoder:
         return check_length(len(text), runtime, f"text {number}")
-    if len(text) > (most := core.encoder_of(runtime.info)["n_source"]):
+    if len(text) > (most := encoder_of(runtime.info)["n_source"]):
         raise ContextOverflowError(f"text {number} has {len(text)} tokens, the encoder takes {most}: shorten it")
 
 

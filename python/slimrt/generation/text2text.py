@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from slimrt import core
 from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.generation.beams import beam_places, search_beams
 from slimrt.generation.generate import Run, run_texts
@@ -16,6 +15,7 @@ from slimrt.generation.loop import loop_of
 from slimrt.generation.options import GenerateOptions, Options
 from slimrt.generation.search import Encode, Task
 from slimrt.generation.sequences import Sequences
+from slimrt.info import encoder_of
 from slimrt.plumbing.arguments import check_function
 from slimrt.results import Generation
 from slimrt.runtime.kinds import require
@@ -125,7 +125,7 @@ def _best_of(run: EncodedRun, search: Task[list[Generation]]) -> Task[Generation
 
 def check_source(runtime: Runtime, length: int) -> None:
     """Refuse a source that is empty or too long for the encoder: ValueError, ContextOverflowError."""
-    most = core.encoder_of(runtime.info)["n_source"]
+    most = encoder_of(runtime.info)["n_source"]
     if length == 0:
         raise ValueError("the text has no tokens: give some text")
     if length > most:

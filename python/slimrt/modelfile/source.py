@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.info import Plan
 from slimrt.modelfile.hub import located, title, whispers_name
 from slimrt.plumbing import progress
 from slimrt.plumbing.arguments import whole
@@ -116,7 +117,7 @@ class ModelSource:
         return ids or ([self.tokenizer.bos_id] if self.tokenizer.bos_id is not None else [])
 
     @cached_property
-    def defaults(self) -> core.Plan:
+    def defaults(self) -> Plan:
         """core.plan with default arguments, for the sizes of the model."""
         return core.plan(self.file)
 

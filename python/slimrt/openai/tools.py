@@ -30,12 +30,12 @@ from slimrt.tokenizer.tool_format import (
     INDEX_LENGTH,
     Thoughts,
     ToolFormat,
-    history,
     instructions,
     takes_system,
     thoughts_of,
     tool_format,
 )
+from slimrt.tokenizer.tool_history import history
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _PATTERNS = {ID: f"/{ID_PATTERN}/", INDEX: f"/[0-9]{{1,{INDEX_LENGTH}}}/"}

@@ -21,6 +21,7 @@ from slimrt.cache.cross import describe_cross
 from slimrt.cache.fastest import asks_for_fastest, fastest
 from slimrt.cache.planner import Planner, wont_fit
 from slimrt.errors import WontFitError
+from slimrt.info import Info
 from slimrt.modelfile.sharing import NOT_UPTRAINED
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING
@@ -58,7 +59,7 @@ class Runtime:
 
     def __init__(self, source: ModelSource, engine: core.Engine, *, show_progress: bool):
         self.source = source
-        self.info: core.Info = engine.info()
+        self.info: Info = engine.info()
         self.lock = threading.RLock()
         self.show_progress = show_progress
         self.lossy = ""

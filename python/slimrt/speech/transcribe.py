@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from slimrt import core
 from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.generation.loop import loop_of
 from slimrt.generation.search import Task
 from slimrt.generation.sequences import Sequences
+from slimrt.info import encoder_of
 from slimrt.plumbing.notes import tell, warn
 from slimrt.runtime.kinds import places, require
 from slimrt.runtime.runtime import Runtime
@@ -144,7 +144,7 @@ def whisper_model(runtime: Runtime, *, words: bool = False) -> WhisperModel:
 
     tokens = WhisperTokens.of(runtime.source.tokenizer, runtime.n_vocab)
     named = listed("alignment_heads") or ()
-    encoder = core.encoder_of(runtime.info)
+    encoder = encoder_of(runtime.info)
     return WhisperModel(
         tokens,
         n_mels=int(encoder["n_inputs"]),
