@@ -278,11 +278,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    args.json_data = report.read(args.json) if args.json and args.json.exists() else {"cells": {}}
-    data = args.json_data
     here = machine.describe()
-    if data.setdefault("machine", here["machine"]) != here["machine"]:
-        sys.exit(f"{args.json} was measured on another machine: {data['machine']}; give another file")
+    data = report.gathered(args.json, here["machine"])
     if args.rival and not importlib.util.find_spec("llama_cpp"):
         print("llama-cpp-python is not installed: no rival (README.md here says how)", file=sys.stderr)
     done = []

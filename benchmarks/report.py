@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,15 @@ HEAD = ("weights", "test", "engine", "tok/s (least - most)", "/ rival", "/ its q
 
 def read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
+
+
+def gathered(path: Path | None, machine: dict[str, Any]) -> dict[str, Any]:
+    """The results so far in the file that a run adds to: {"machine", "cells"}; new ones without it. machine: as of
+    machine.describe(). SystemExit: they are of another one."""
+    data = read(path) if path and path.exists() else {"cells": {}}
+    if data.setdefault("machine", machine) != machine:
+        sys.exit(f"{path} was measured on another machine: {data['machine']}; give another file")
+    return data
 
 
 def contestant_name(engine: str, settings: dict[str, Any], *, several: bool) -> str:

@@ -54,7 +54,7 @@ def main() -> None:
     shape = models.SHAPES[args.shape]
     setup = Setup(models.make(shape, args.weights, words=True), 1, args.tokens + 64, True, 0, args.threads)
     here = machine.describe()
-    data = report.read(args.json) if args.json and args.json.exists() else {"machine": here["machine"], "cells": {}}
+    data = report.gathered(args.json, here["machine"])
     for one in args.slimrt:
         mode, _, type = one.partition(":")
         turns = []

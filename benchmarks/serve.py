@@ -181,10 +181,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    data = report.read(args.json) if args.json and args.json.exists() else {"cells": {}}
     here = machine.describe()
-    if data.setdefault("machine", here["machine"]) != here["machine"]:
-        sys.exit(f"{args.json} was measured on another machine: {data['machine']}; give another file")
+    data = report.gathered(args.json, here["machine"])
     if "LLAMA_SERVER" not in os.environ:
         print("LLAMA_SERVER names no llama-server: no rival (README.md here says how it is built)", file=sys.stderr)
     done = {}

@@ -169,9 +169,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="results are added to this file")
     args = parser.parse_args()
     here = machine.describe()
-    data = report.read(args.json) if args.json and args.json.exists() else {"machine": here["machine"], "cells": {}}
-    if data["machine"] != here["machine"]:
-        sys.exit(f"{args.json} was measured on another machine: {data['machine']}; give another file")
+    data = report.gathered(args.json, here["machine"])
     rows = []
     for guesser, loaded, kind in contestants(args):
         for streams in args.streams:

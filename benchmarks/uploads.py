@@ -162,6 +162,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    here = machine.describe()
+    data = report.gathered(args.json, here["machine"])
     model, sounds = make(args.shape, args.tokens), [sound(i) for i in range(args.uploads)]
     with served(model, args.uploads, args.threads) as port:
         asyncio.run(upload(port, sounds[0]))
@@ -170,8 +172,6 @@ def main() -> None:
             turns.append(turn(port, sounds))
             print(json.dumps(turns[-1]), file=sys.stderr, flush=True)
     if args.json:
-        here = machine.describe()
-        data = report.read(args.json) if args.json.exists() else {"machine": here["machine"], "cells": {}}
         cell = {"date": datetime.now().isoformat(timespec="seconds"), "versions": here["versions"], "flags": FLAGS}
         cell |= {"threads": args.threads, "turns": turns}
         data["cells"][f"whisper-{args.shape} q8_0, {args.uploads} sounds of {args.tokens} tokens"] = cell
