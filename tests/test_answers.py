@@ -139,7 +139,7 @@ def test_beams_that_cannot_be(several):
         several.generate(PROMPT, num_beams=4)
     with pytest.raises(ValueError, match="n=3 answers need as many beams, num_beams is 2"):
         several.generate(PROMPT, num_beams=2, n=3)
-    with pytest.raises(slimrt.UnsupportedError, match="none can be streamed: use generate"):
+    with pytest.raises(slimrt.UnsupportedError, match="cannot be streamed: use generate"):
         several.stream(PROMPT, num_beams=2)
 
 

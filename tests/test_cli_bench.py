@@ -178,7 +178,7 @@ def test_depth_is_exact_and_kept(run, tiny, monkeypatch):
     ("arguments", "code", "said"),
     [
         (("-d", 100, "-c", 64), 1, "a depth of 100 and 8 tokens after it need a context of 108, --ctx is 64"),
-        (("-d", "1,x"), 2, "whole numbers with commas between"),
+        (("-d", "1,x"), 2, "whole numbers separated by commas"),
         (("-d", "4,-1"), 2, "negative"),
         (("-n", -1), 2, "negative"),
         (("-r", 0), 2, "at least 1"),
@@ -209,7 +209,7 @@ def test_a_mode_that_is_not_legal_says_why(run, grouped):
 @pytest.mark.usefixtures("known_bandwidth")
 def test_beyond_the_trained_context_is_told(run, tiny):
     code, out, err = run("bench", tiny, "-p", 8, "-n", 4, "-r", 1, "-d", 300)
-    assert code == 0 and "beyond the 256 trained" in err
+    assert code == 0 and "beyond the 256 of training" in err
 
 
 @pytest.mark.parametrize(("turns", "lines"), [(0, 0), (1, 5), (3, 6)])

@@ -171,7 +171,7 @@ def test_no_conversation(chat, tmp_path, content):
 
 def test_an_error_keeps_the_conversation(chat, tmp_path):
     code, answers, err = chat(f"hello\n{'a' * 300}\n")
-    kept = re.search(r"the conversation is kept in (\S+);", err)
+    kept = re.search(r"the conversation is saved in (\S+);", err)
     assert code == 1 and len(answers) == 1 and "the prompt has" in err
     assert kept and kept[1].startswith(str(tmp_path / "state" / "slimrt")) and user_messages(kept[1]) == ["hello"]
     (tmp_path / "file").write_text("")
@@ -321,7 +321,7 @@ def test_a_signal_says_where_the_conversation_is(terminal, tmp_path):
     one.type("hello\n")
     one.read("\n> $")
     one.signal(signal.SIGTERM)
-    kept = re.search(r"is kept in\s(\S+);", one.read("goes on with it"))
+    kept = re.search(r"is saved in\s(\S+);", one.read("continues it"))
     assert one.end() == 143 and kept and user_messages(kept[1].replace("\n", "")) == ["hello"]
 
 

@@ -96,7 +96,7 @@ def test_wrong_usage_is_one_sentence(run, tiny, arguments, said):
         (("--rank", 4), "for cache 'k+r', not for a conversion that names none"),
         (("--exact",), "those of cache 'k' and 'v', not of a conversion that names none"),
         (("--cache", "kv", "--bits", "2,4"), "for cache 'lowrank', not for 'kv'"),
-        (("--target-error", "1%", "--target-bytes", "6x"), "one or the other"),
+        (("--target-error", "1%", "--target-bytes", "6x"), "target_bytes were given: give one of them"),
         (("--cache-type", "q8"), "this conversion is for none: name it too (--cache)"),
         (("--cache", "k:q8", "--cache-type", "q4"), "leave one out"),
         (("--outtype", "q9"), "unknown outtype 'q9'; the types are: f32, f16"),

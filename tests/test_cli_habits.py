@@ -160,7 +160,7 @@ def test_examples_of_help_are_command_lines(example):
 def test_help_has_groups_and_examples(run):
     code, out, err = run("generate", "--help")
     assert (code, err) == (0, "") and out.startswith("usage: slimrt generate MODEL [flags]\n")
-    for title in ("model:", "choice of tokens:", "machine and memory:", "cache:", "examples:"):
+    for title in ("model:", "sampling:", "machine and memory:", "cache:", "examples:"):
         assert f"\n{title}\n" in out
     assert "-c, --ctx, --ctx-size N" in out and "--n-source" not in out
     assert "--n-source" in run("translate", "--help")[1]

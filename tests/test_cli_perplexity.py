@@ -77,7 +77,7 @@ def test_comparison_on_a_trained_model(run, tmp_path):
     code, out, err = run(*arguments, "--plot", picture)
     assert code == 0 and len(out.splitlines()) == 5 and "after a prefix of 16" in err
     marks = {line[:6]: line.split()[-1] for line in out.splitlines()[1:]}
-    assert marks["k q8  "] == "refused" and marks["kv q4 "] == "*" and "refused: unless --allow-lossy insists" in err
+    assert marks["k q8  "] == "refused" and marks["kv q4 "] == "*" and "refused without --allow-lossy" in err
     drawn = [name for name in rows if f"<!-- {name}" in picture.read_text()]
     assert drawn == ["kv f16", "kv q4", "k q8"]  # a divergence of 0 has no place on a logarithmic axis
 

@@ -103,7 +103,7 @@ def test_silences_and_windows(whisper, wavs, capsys, tmp_path):
         (["--detect-language", "--clip-timestamps", "1"], 2, "leave --clip-timestamps out"),
         (["--detect-language", "--format", "srt"], 2, "leave --format srt out"),
         (["--json", "--format", "srt"], 2, "--json and the format srt do not go together"),
-        (["--patience", "2"], 2, "patience=2.0 is about beams"),
+        (["--patience", "2"], 2, "patience=2.0 is for beam search"),
     ]:  # fmt: skip
         try:
             assert main(["transcribe", model, long, *flags]) == code
@@ -211,8 +211,8 @@ def test_every_flag_says_something(whisper, wavs, capsys):
     record = json.loads(text("--format", "json", "--word-timestamps", "--task", "translate"))
     assert record["segments"][0]["words"][0]["word"] == " Hello"
     for flags, why in [
-        (["--word-timestamps"], "txt tells no times: give --format json"),
-        (["--temp", "a"], "numbers with commas between, got 'a'"),
+        (["--word-timestamps"], "txt has no times: give --format json"),
+        (["--temp", "a"], "numbers separated by commas, got 'a'"),
         (["--suppress-tokens", "x"], "token ids"), (["--logprob-threshold", "x"], "a number or none"),
         (["--patience", "x"], "patience"), (["--patience", "nan"], "patience: must be a finite number"),
         (["--temp", "nan"], "temperature must be"), (["--clip-timestamps", "2,1"], "each later than the one before"),

@@ -174,7 +174,7 @@ def test_what_would_fail_in_the_end_fails_at_once(convert, tmp_path, monkeypatch
 def test_a_named_text_is_used_or_refused(convert, tmp_path):
     source, text = convert(GOLDEN / "llama_mha"), tmp_path / "text"  # this model has no tokenizer
     text.write_text("abc")
-    with pytest.raises(slimrt.UnsupportedError, match="text cannot be measured on.*the GGUF has no tokenizer"):
+    with pytest.raises(slimrt.UnsupportedError, match="calibration without a tokenizer.*the GGUF has no tokenizer"):
         tool.convert(source, tmp_path / "out.gguf", cache="k", calibration=text, progress=False)
     tiny = write_tiny(tmp_path / "tiny.gguf")
     text.write_bytes(b"\xff\xfe")

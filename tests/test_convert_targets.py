@@ -185,7 +185,7 @@ def test_the_command_says_the_least(run, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"cache": "auto", "target_error": 0.1, "target_bytes": 600}, "keeps within one or the other"),
+        ({"cache": "auto", "target_error": 0.1, "target_bytes": 600}, "target_bytes were given: give one of them"),
         ({"cache": "kv", "target_error": 0.1}, "target_error is for cache 'auto' and 'lowrank', not for 'kv'"),
         ({"cache": "kivi", "target_bytes": 600}, "target_bytes is for cache 'auto' and 'lowrank', not for 'kivi'"),
         ({"target_bytes": 600}, "not for a conversion that names none"),

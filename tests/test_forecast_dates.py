@@ -75,7 +75,7 @@ def test_clocks_that_are_changed():
 def test_rows_are_put_in_order():
     values, future, said = read("2020-04|2020-03|2020-02|2020-01")
     assert values == [3, 2, 1, 0] and future[0] == "2020-05"
-    assert said == ["t.csv: the newest row comes first: turned, oldest first"]
+    assert said == ["t.csv: the newest row comes first: reversed, oldest first"]
     values, future, said = read("2020-02|2020-01|2020-03")
     assert values == [1, 0, 2] and said == ["t.csv: rows are not in the order of their dates: sorted, oldest first"]
 
@@ -101,8 +101,8 @@ def test_missing_rows_are_missing_values():
         ),
         ("2020-01-01|2020-01-02|2020-01-09", "6 of 9 days are missing, behind row 3 .2020-01-02.: name the step"),
         ("1600000000|1600000001|1600000002|1900000000", "299999997 of 300000001 seconds are missing"),  # takes no room
-        ("2020-01-01", "1 date tells no frequency: name it"),
-        ("2020-01-01|2020-01-01|2020-01-01", "1 date tells no frequency, and 3 rows have it: name it"),
+        ("2020-01-01", "1 date does not give a frequency: name it"),
+        ("2020-01-01|2020-01-01|2020-01-01", "1 date does not give a frequency, and 3 rows have it: name it"),
     ],
 )
 def test_what_is_refused(dates, why):
@@ -204,7 +204,7 @@ def test_stacked_series_have_dates_of_their_own():
     series = read_series(text, "t", Columns(ids="id"), said.append).series
     assert series["B"].values.tolist() == [1, 2, 3] and series["B"].timeline.future(1) == ["2020-04"]
     assert len(series["A"].values) == 4 and series["A"].timeline.future(1) == ["2021-05"]
-    assert said[0] == "t: series B: the newest row comes first: turned, oldest first"
+    assert said[0] == "t: series B: the newest row comes first: reversed, oldest first"
     assert said[1].startswith("t: series A: 1 of 4 month starts are missing, behind row 6 (2021-02)")
     short = text + "C,2022-07,5\n"
     assert read_series(short, "t", Columns(ids="id")).series["C"].timeline.future(1) == ["2022-08"]  # as the others

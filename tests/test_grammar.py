@@ -232,7 +232,7 @@ def test_texts_of_other_grammars_match(tokenizer, rows, constraint, full):
         ({"grammar": "start: %json {1}"}, "what follows %json is no JSON"),
         ({"grammar": 'start: %json {"a":' + "[" * 900 + "]" * 900 + "}"}, "nested too deep"),
         ({"json_schema": '{"a":' + "[" * 900 + "]" * 900 + "}"}, "nested too deep"),
-        ({"json_schema": {"$ref": "#"}}, "it refers to itself alone"),
+        ({"json_schema": {"$ref": "#"}}, "it refers only to itself"),
         ({"grammar": '{"grammars": [{"json_schema": {"multipleOf": 9999991}}]}'}, "the grammar is JSON"),
     ],
 )

@@ -131,7 +131,7 @@ def test_moonshine_says_what_hugging_face_says(tmp_path, torch, transformers):
     assert list(segments[0].tokens) == (wanted[: wanted.index(END)] if END in wanted else wanted)
     assert (segments[0].start, segments[0].end, info.language) == (0.0, 3.0, None)
     assert not engine.live
-    with pytest.raises(UnsupportedError, match="Moonshine tells no times of words"):
+    with pytest.raises(UnsupportedError, match="Moonshine has no word times"):
         model.transcribe(samples, word_timestamps=True)
     with pytest.raises(UnsupportedError, match="Moonshine transcribes English"):
         model.transcribe(samples, language="de")

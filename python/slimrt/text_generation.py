@@ -138,7 +138,7 @@ class TextGeneration(Tasks):
         """
         settings, called = self._options(options), time.perf_counter()
         if settings.num_beams > 1:
-            raise UnsupportedError("beams choose a text when they are done, so none can be streamed: use generate()")
+            raise UnsupportedError("beam search chooses its text at the end, so it cannot be streamed: use generate()")
         return Stream(self._runtime, self._run(prompt, settings, self._seed_of(settings.seed), session, called))
 
     @overload

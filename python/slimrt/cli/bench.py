@@ -43,8 +43,8 @@ _READ_MIB = 256  # read to measure the memory bandwidth: far more than any CPU c
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.add("-p", "--n-prompt", type=count, default=512, metavar="N", help="tokens of a prefill; 0: none (512)")
-    flags.add("-n", "--n-gen", type=count, default=32, metavar="N", help="tokens of a decode; 0: none (32)")
+    flags.add("-p", "--n-prompt", type=count, default=512, metavar="N", help="tokens of a prefill; 0: no prefill (512)")
+    flags.add("-n", "--n-gen", type=count, default=32, metavar="N", help="tokens of a decode; 0: no decode (32)")
     flags.add(
         "-d",
         "--depths",
@@ -60,7 +60,7 @@ def add_flags(flags: Flags) -> None:
         type=lower,
         goes_on=is_cache,
         metavar="MODE[:TYPE],...",
-        help="caches to take turns, such as kv:f16,k+r:q8; not --cache's",
+        help="caches to compare in turns, such as kv:f16,k+r:q8; in place of --cache",
     )
     flags.add("--format", "--output-format", twin=False, choices=_FORMATS, help="default: what -o ends in, else md")
     flags.add("-o", "--output", twin=False, metavar="FILE", help="write it there; default: stdout")
@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         bench.load(choices)
         if n_ctx > source.n_ctx_train:
-            note(args, f"slimrt: {n_ctx} tokens are beyond the {source.n_ctx_train} trained: speed only, no sense")
+            note(args, f"slimrt: {n_ctx} tokens are beyond the {source.n_ctx_train} of training: this measures "
+                 "speed, not quality")  # fmt: skip
         with progress.bar(progress.wanted(show_progress(args)), bench.turns(depths), "bench", " turn") as update:
             for depth in depths:
                 bench.measure(depth, update)
@@ -299,7 +300,7 @@ def _depths(args: argparse.Namespace) -> list[int]:
     try:
         depths = sorted({int(one) for one in args.depths.split(",")})
     except ValueError:
-        args.usage_error(f"-d takes whole numbers with commas between, got '{args.depths}'")
+        args.usage_error(f"-d takes whole numbers separated by commas, got '{args.depths}'")
     if depths[0] < 0:
         args.usage_error(f"a depth must not be negative, got {depths[0]}")
     return depths

@@ -18,7 +18,7 @@ from slimrt.plumbing.units import format_bytes
 _WHAT = {
     "model": "converted model",
     "measurements": "measurements",
-    "leftover": "left by a conversion that was killed, or is at work",
+    "leftover": "left by a conversion that was killed, or is still running",
 }
 _AGES = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "hours"), (60 * 2, 60, "minutes"), (0, 1, "seconds"))
 
@@ -61,14 +61,14 @@ def _list(args: argparse.Namespace, found: Sequence[Kept]) -> int:
             for one in found
         ]
         print(table(("name", "size", "age", "from"), rows))
-    print(f"What was fetched from Hugging Face lies in its own cache, {hub_cache()}: hf cache ls, hf cache rm")
+    print(f"Downloads from Hugging Face are in its own cache, {hub_cache()}: hf cache ls, hf cache rm")
     return 0
 
 
 def _clear(args: argparse.Namespace, chosen: Sequence[Kept]) -> int:
     if chosen and not args.yes:
         if not sys.stdin.isatty():
-            args.usage_error(f"nobody can be asked here: --yes removes {_total(chosen)}")
+            args.usage_error(f"there is no terminal to ask on: --yes removes {_total(chosen)}")
         print(f"remove {_total(chosen)} from {cache_directory()}? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             note(args, "nothing removed")
@@ -80,7 +80,7 @@ def _clear(args: argparse.Namespace, chosen: Sequence[Kept]) -> int:
         print(f"removed {_total(removed)}")
     for one in chosen:
         if one not in removed:
-            note(args, f"slimrt: {one.path.name} is being written and stays")
+            note(args, f"slimrt: {one.path.name} is being written and was not removed")
     return 0
 
 

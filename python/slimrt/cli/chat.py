@@ -21,22 +21,22 @@ from slimrt.runtime.kinds import continues_texts
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.add("-p", "--prompt", twin=False, metavar="TEXT", help="one message: print the answer to it and leave")
+    flags.add("-p", "--prompt", twin=False, metavar="TEXT", help="one message: print the answer and exit")
     flags.add("-f", "--file", twin=False, metavar="FILE", help="the same, from a file")
-    flags.add("-st", "--single-turn", twin=False, action="store_true", help="leave after the answer to one message")
-    flags.add("-sys", "--system", "--system-prompt", metavar="TEXT", dest="system", help="a first message that tells "
-              "the model how to behave")  # fmt: skip
-    flags.add("--chat-template", "--chat-template-file", metavar="TEMPLATE", dest="chat_template", help="another than "
-              "the file's own: a name of the file's or chatml, gemma, llama2, llama3, mistral, phi3, vicuna, zephyr; a "
-              "file; or jinja2 text")  # fmt: skip
+    flags.add("-st", "--single-turn", twin=False, action="store_true", help="exit after one answer")
+    flags.add("-sys", "--system", "--system-prompt", metavar="TEXT", dest="system", help="the system "
+              "message")  # fmt: skip
+    flags.add("--chat-template", "--chat-template-file", metavar="TEMPLATE", dest="chat_template", help="in place "
+              "of the file's default: the name of another of its templates, or chatml, gemma, llama2, llama3, mistral, "
+              "phi3, vicuna, zephyr; a file; or Jinja text")  # fmt: skip
     flags.add("--chat-template-kwargs", type=json_object, metavar="JSON", help="variables for the template, such as "
               "'{\"enable_thinking\": false}'")  # fmt: skip
-    flags.add("--load", twin=False, metavar="FILE", help="go on with a conversation that --save or /save wrote")
-    flags.add("--save", twin=False, metavar="FILE", help="keep the conversation in a file, after each answer")
+    flags.add("--load", twin=False, metavar="FILE", help="continue a conversation that --save or /save wrote")
+    flags.add("--save", twin=False, metavar="FILE", help="save the conversation to a file after each answer")
     flags.n_predict(-1)
+    flags.draft()
     flags.sampling()
     flags.constraints()
-    flags.draft()
     flags.engine()
     flags.output()
 

@@ -19,7 +19,7 @@ from slimrt.cli.parser import Parser
 from slimrt.cli.verbs import VERBS
 
 _EPILOG = """\
-Settings have twins in the environment: --cache-type is SLIMRT_CACHE_TYPE, MODEL is SLIMRT_MODEL; what is typed wins.
+Flags may be set in the environment: --cache-type by SLIMRT_CACHE_TYPE, MODEL by SLIMRT_MODEL; the command line wins.
 Results go to stdout, everything else to stderr. Exit code: 0 done, 1 error, 2 wrong usage, 130 Ctrl-C."""
 
 
@@ -79,7 +79,7 @@ def _read(words: Sequence[str]) -> argparse.Namespace:
     parser = _top()
     width = max(map(len, VERBS))
     listed = "\n".join(f"  {name:<{width}}  {verb.help}" for name, verb in VERBS.items())
-    parser.epilog = f"verbs:\n{listed}\n\nslimrt VERB --help tells a verb's flags, with examples.\n\n{_EPILOG}"
+    parser.epilog = f"verbs:\n{listed}\n\nslimrt VERB --help shows a verb's flags, with examples.\n\n{_EPILOG}"
     parser.usage = "slimrt VERB [flags]"
     if words and words[0] in ("-h", "--help", "--version"):
         parser.parse_args(words[:1])
@@ -89,7 +89,7 @@ def _read(words: Sequence[str]) -> argparse.Namespace:
 def _no_verb(words: Sequence[str]) -> str:
     """The error message for a command line without a known verb."""
     if not words:
-        return f"which verb? {', '.join(VERBS)} (slimrt --help says what for)"
+        return f"which verb? {', '.join(VERBS)} (see slimrt --help)"
     word = words[0]
     if word in VERB_HABITS:
         return f"there is no verb {word}; type: {VERB_HABITS[word]}"

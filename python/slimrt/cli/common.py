@@ -28,7 +28,7 @@ from slimrt.errors import SlimrtError
 from slimrt.generation.options import Options
 from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AUTO, CACHE_TYPES, FASTEST, MODES, RESIDUAL_MODE
+from slimrt.modes import AGING, AUTO, CACHE_TYPES, CROSS_MODES, FASTEST, MODES, RESIDUAL_MODE
 from slimrt.plumbing.arguments import unknown
 from slimrt.plumbing.files import written_beside
 from slimrt.plumbing.notes import heard
@@ -48,10 +48,10 @@ class Flags(SamplingFlags):
 
     def output(self) -> None:
         """Flags of every verb."""
-        self.group("what is said")
+        self.group("output and messages")
         self.add("--json", action="store_true", help="print the result as JSON")
-        self.add("-v", "--verbose", action="count", default=0, help="say more on stderr; -vv: tracebacks too")
-        self.add("-q", "--quiet", action="store_true", help="nothing on stderr but errors")
+        self.add("-v", "--verbose", action="count", default=0, help="more messages on stderr; -vv: with tracebacks")
+        self.add("-q", "--quiet", action="store_true", help="only errors on stderr")
         self.add("--no-progress", action="store_true", help="no progress bars")
 
     def model(self) -> None:
@@ -59,18 +59,22 @@ class Flags(SamplingFlags):
         self.parser.add_argument("positional", metavar="MODEL", nargs="?", help="a GGUF file, Hugging Face "
                                  "directory, whisper.cpp's ggml-*.bin, or ORG/REPO[:FILE or TYPE]")  # fmt: skip
         self.group("model")
-        self.add("-m", "--model", twin=False, metavar="MODEL", help="the same as a flag, or SLIMRT_MODEL in the "
-                 "environment")  # fmt: skip
+        self.add("-m", "--model", twin=False, metavar="MODEL", help="MODEL as a flag; or the environment "
+                 "variable SLIMRT_MODEL")  # fmt: skip
         self.add("-hf", "-hfr", "--hf-repo", twin=False, metavar="ORG/REPO[:TYPE]", help="a model of the Hugging Face "
                  "Hub, downloaded once")  # fmt: skip
-        self.add("-hff", "--hf-file", twin=False, metavar="FILE", help="which file of it")
-        self.group("what is done")
+        self.add("-hff", "--hf-file", twin=False, metavar="FILE", help="the file of the repository")
+        self.group("task")
 
     def draft(self) -> None:
         """The flag for a draft model."""
-        self.add("-md", "--draft-model", "--model-draft", dest="draft_model", metavar="MODEL", help="a smaller model "
-                 "with the same tokenizer, which guesses what comes: several tokens are checked at once where that "
-                 "pays; self: the model itself, from few rows of long texts")  # fmt: skip
+        self.add("-md", "--draft-model", "--model-draft", dest="draft_model", metavar="MODEL", help="speculative "
+                 "decoding, where that is faster: a smaller model with the same tokenizer that drafts tokens; self: "
+                 "the model itself, which attends to few rows of a long text for it")  # fmt: skip
+
+    def allow_lossy(self) -> None:
+        """The flag against the refusal of modes that lose much of V."""
+        self.add("--allow-lossy", action="store_true", help="use a mode although it loses over 5 %% of V in a layer")
 
     def engine(self, *, encoder: bool = False, several: bool = False) -> None:
         """Flags for loading or planning a model. encoder: show those for encoders in --help. several: several texts are
@@ -78,69 +82,79 @@ class Flags(SamplingFlags):
         shown = None if encoder else argparse.SUPPRESS
         self.checks.append(check_cache_flags)
         self.group("machine and memory")
-        self.add("-t", "--threads", type=positive, metavar="N", help="default: the physical (or big) cores")
-        self.add("-c", "--ctx", "--ctx-size", type=positive, metavar="N", help="tokens of context")
-        self.add("-b", "--batch-size", type=positive, metavar="N", help="tokens computed at once; default: 512")
+        self.add(
+            "-t", "--threads", type=positive, metavar="N", help="CPU threads; default: one per physical (or big) core"
+        )
+        self.add("-c", "--ctx", "--ctx-size", type=positive, metavar="N", help="context length in tokens")
+        self.add("-b", "--batch-size", type=positive, metavar="N", help="most tokens in one step; default: 512")
         if several:
-            self.add("--cache-tokens", type=positive, metavar="N", help="tokens that the cache holds of all texts "
-                     "together; default: a whole context for each")  # fmt: skip
+            self.add("--cache-tokens", type=positive, metavar="N", help="tokens that the cache holds, all texts "
+                     "together; default: a full context for each")  # fmt: skip
         self.add("--device", type=lower, default="auto", help="cpu, cuda or cuda:N; or several, which share the "
-                 "layers: cuda:0,cuda:1; default: cuda where the model fits it, else cpu")  # fmt: skip
-        self.add("-ngl", "--gpu-layers", "--n-gpu-layers", dest="gpu_layers", type=count, metavar="N", help="the last "
-                 "N layers on cuda, the others on the CPU")  # fmt: skip
-        self.add("--memory-limit", type=size, metavar="SIZE", help="such as 6GiB; default: what the machine has "
-                 "available")  # fmt: skip
+                 "layers: cuda:0,cuda:1; default: cuda where the model fits, else cpu")  # fmt: skip
+        self.add("-ngl", "--gpu-layers", "--n-gpu-layers", dest="gpu_layers", type=count, metavar="N", help="run the "
+                 "last N layers on CUDA, the others on the CPU")  # fmt: skip
+        self.add("--memory-limit", type=size, metavar="SIZE", help="most memory to use, such as 6GiB; "
+                 "default: what is available")  # fmt: skip
+        self._cache(shown)
+
+    def _cache(self, shown: str | None) -> None:
+        """Flags of the cache. shown: in place of the help of those for encoders, if not None."""
         self.group("cache")
         self.add(
             "--cache",
             type=lower,
             default="auto",
             metavar="MODE",
-            help="kv, k, k+r, v, x, xr, kivi, lowrank, latent, with types as in k+r:q8 or k+r:q8:64:q4 (mode:type:rank:"
-            "residual type), or of the last two levels as in lowrank:q2@0.5+q4*0.1+sinks=4 (TYPE_K/TYPE_V@PART*SHARE, "
-            "oldest first), or one a layer with commas between; fastest: of kv and what the file says what is "
-            "fastest here and fits; default: what the file says, else kv (beside an encoder x where its rows are no "
-            "wider)",
+            help=f"{', '.join(MODES)}; with types as in k+r:q8 or k+r:q8:64:q4 (mode:type:rank:residual type); of "
+            f"{' and '.join(AGING)} with levels as in lowrank:q2@0.5+q4*0.1+sinks=4 (TYPE_K/TYPE_V@PART*SHARE, oldest "
+            "first); or one for each layer, separated by commas; fastest: of kv and the file's modes that which is "
+            "predicted to decode fastest here and fits; default: as the file says, else kv (beside an encoder x "
+            "where its rows are no wider)",
         )
         self.add(
             "--cache-type",
             type=lower,
             default="auto",
             metavar="TYPE",
-            help=f"{', '.join(CACHE_TYPES)}; default: what the file says, else f16",
+            help=f"element type of its rows: {', '.join(CACHE_TYPES)}; default: as the file says, else f16",
         )
-        self.add("-ctk", "--cache-type-k", type=lower, metavar="TYPE", help="of K, where it differs")
-        self.add("-ctv", "--cache-type-v", type=lower, metavar="TYPE", help="of V, where it differs")
-        self.add("--rank", type=count, metavar="N", help="width of the residual of mode k+r; 0: none")
-        self.add("--residual-type", type=lower, metavar="TYPE", help="of the residual of mode k+r")
+        self.add("-ctk", "--cache-type-k", type=lower, metavar="TYPE", help="type of K, if it differs")
+        self.add("-ctv", "--cache-type-v", type=lower, metavar="TYPE", help="type of V, if it differs")
+        self.add("--rank", type=count, metavar="N", help="width of k+r's residual; 0: no residual")
+        self.add("--residual-type", type=lower, metavar="TYPE", help="element type of k+r's residual")
         self.add(
             "--cross",
             type=lower,
             default="auto",
             metavar="MODE",
             help=shown
-            or "what an encoder's output leaves behind: kv, k, e, e1; default: what the file says, else e where layers "
-            "read no more bytes of it than of kv",
+            or f"cache mode of cross-attention: {', '.join(CROSS_MODES)}; default: as the file says, else e where "
+            "layers read no more bytes of it than of kv",
         )
-        self.add("--cross-type", type=lower, default="auto", metavar="TYPE", help=shown or "of its rows, as "
-                 "--cache-type")  # fmt: skip
-        self.add("--n-source", type=count, default=0, metavar="N", help=shown or "most rows of it, tokens of a source "
-                 "text; default: the model's own")  # fmt: skip
-        self.add("--allow-lossy", action="store_true", help="insist on a mode that loses over 5 %% of V in a layer")
+        self.add("--cross-type", type=lower, default="auto", metavar="TYPE", help=shown or "element type "
+                 "of its rows, as --cache-type")  # fmt: skip
+        self.add("--n-source", type=count, default=0, metavar="N", help=shown or "most rows of the encoder's "
+                 "output, such as tokens of a source text; default: the model's own")  # fmt: skip
+        self.allow_lossy()
         self.add(
             "--calibration",
             metavar="FILE",
-            help="a text like what the model is to read, for modes that fold while loading; default: a built-in one",
+            help="calibration text for modes that are folded at load; default: a built-in one",
         )
         self.add(
-            "--sparse-threshold", type=share, default=0.0, metavar="P", help="attention weight that may be skipped"
+            "--sparse-threshold",
+            type=share,
+            default=0.0,
+            metavar="P",
+            help="attention weight that decoding may skip, for each head",
         )
         self.add(
             "--sparse-delta",
             type=share_or_auto,
             default=0.0,
             metavar="D",
-            help="the same in modes k, k+r, x and xr by squares: root of their sum; auto: what the file says",
+            help="the same for modes k, k+r, x and xr, as the root of the summed squares; auto: as the file says",
         )
 
 

@@ -128,7 +128,7 @@ class Conversation:
         if self.args.save:
             self._write(Path(self.args.save))
         if last.truncated:
-            note(self.args, f"slimrt: the context of {self.model.n_ctx} tokens is full; /reset begins anew")
+            note(self.args, f"slimrt: the context of {self.model.n_ctx} tokens is full; /reset starts a new one")
         if self.args.verbose:
             note(self.args, timings_line(last))
 
@@ -169,9 +169,9 @@ class Conversation:
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"chat-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.json"
             self._write(path)
-            told = f"slimrt: the conversation is kept in {path}; slimrt chat MODEL --load goes on with it"
+            told = f"slimrt: the conversation is saved in {path}; slimrt chat MODEL --load continues it"
         except OSError as error:
-            told = f"slimrt: the conversation could not be kept: {error}"
+            told = f"slimrt: the conversation could not be saved: {error}"
         try:
             print("\n" * self.interactive + told, file=sys.stderr, flush=True)
         except OSError:  # the terminal was closed

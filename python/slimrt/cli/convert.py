@@ -10,7 +10,7 @@ from slimrt.cli.common import Flags, complain, from_flags, model_name, native_ty
 from slimrt.cli.values import between, count, is_number, lower, parsed, positive
 from slimrt.errors import CacheUnsupportedError
 from slimrt.folding.report import ConvertReport
-from slimrt.modes import CACHE_TYPES
+from slimrt.modes import CACHE_TYPES, CROSS_MODES, MODES
 
 _NOT_VERIFIED = 3  # exit code: with --verify the mode was found too lossy
 
@@ -21,78 +21,70 @@ def add_flags(flags: Flags) -> None:
     flags.model()
     flags.add("-o", "--output", "--out", required=True, metavar="OUT", help="the file to write")
     flags.add("--force", action="store_true", help="replace OUT where it exists")
-    modes = "kv, k, k+r, v, x, xr, kivi, lowrank, latent, or auto: for each layer the best within a target"
-    flags.group("cache")
-    flags.add("--cache", type=lower, metavar="MODE[:TYPE[:RANK[:TYPE]]]", help=f"fold for {modes}; without it nothing "
-              "is folded")  # fmt: skip
-    flags.add(
-        "--cache-type",
-        type=lower,
-        goes_on=lambda word: word.lower() in CACHE_TYPES,
-        default="auto",
-        metavar="TYPE",
-        help=f"of the rows: {', '.join(CACHE_TYPES)} (default: f16); for auto with commas between those it may choose "
-        "from (default: f16,q8,fp8_e4m3,q4)",
-    )
-    flags.add("--target-error", type=between, metavar="E", help="for auto and lowrank, as 0.01 or 1%%: the "
-              "largest relative error of V, and over sqrt(2) of attention's output (auto: 0.01)")  # fmt: skip
-    flags.add("--target-bytes", metavar="N", help="for auto and lowrank: bytes a token of all layers together in a "
-              "long context, such as 600, or how many times fewer than kv f16, such as 8x")  # fmt: skip
-    flags.add("--rank", type=several, goes_on=is_number, metavar="N", help="width of k+r's residual (default: by "
-              "type); of lowrank the part of V's latent that old rows keep, with commas between levels, oldest first "
-              "(default: 0.5)")  # fmt: skip
-    flags.add("--residual-type", type=lower, metavar="TYPE", help="element type of k+r's residual (default: by type)")
-    flags.add(
-        "--bits",
-        type=several,
-        goes_on=is_number,
-        metavar="B",
-        help="of lowrank's levels, 2, 3, 4, 8 or 16 (default: 2,4)",
-    )
-    flags.add("--share", type=several, goes_on=is_number, metavar="P", help="of the rows that have aged, of each "
-              "level but the oldest, or how many: 64 (default: 0.1)")  # fmt: skip
-    flags.add("--sinks", type=count, metavar="N", help="tokens at a text's beginning that lowrank keeps (default: 4)")
-    flags.add("--group", type=count, metavar="N", help="of lowrank's scales: 32")
-    flags.add("--heads", type=positive, metavar="N", help="KV heads that share a latent of lowrank (default: up to 4)")
-    flags.add("--predict", action="store_true", help="of V, lowrank keeps only what stored keys do not tell: fewer "
-              "bytes, for some time more")  # fmt: skip
-    flags.add("--v-heads", type=between, default=0.0, metavar="P", help="of k and k+r, the share of heads that keep V "
-              "beside K, those that attend to most tokens, such as 0.25 (default: 0)")  # fmt: skip
-    flags.add("--exact", action="store_true", help="insist on an exact fold, without a residual: k or v")
-    flags.add(
-        "--cross",
-        type=lower,
-        metavar="MODE",
-        help="of a model with an encoder, fold cross-attention for kv, k, e or e1",
-    )
-    flags.add(
-        "--cross-type", type=lower, default="auto", metavar="TYPE", help="of its rows, as --cache-type (default: f16)"
-    )
     types = "f32, f16, bf16, q8_0, q4_0, q4_k, q4_k_m, q5_k, q6_k"
     flags.add("--outtype", type=lower, metavar="TYPE", help=f"type of the weights: {types}; default: as they are")
-    flags.add(
-        "--kv-layers", type=positive, metavar="M", help="merge K and V of neighbouring layers until M have some (MLKV)"
-    )
-    flags.add("--kv-heads", type=positive, metavar="G", help="merge K and V of neighbouring heads until a layer has G")
-    flags.add("--merge", default="uniform", metavar="HOW", help="uniform or reference, as the published converter "
-              "weighs layers (default: uniform)")  # fmt: skip
-    flags.add("--shared-keys", default="unrotated", metavar="HOW", help="what layers read of others' K: unrotated, as "
-              "published, or rotated (default: unrotated)")  # fmt: skip
-    flags.add("--sparse", action="store_true", help="find the largest --sparse-delta that changes little, of k, k+r, x "
-              "and xr; generate --sparse-delta auto then means it")  # fmt: skip
-    flags.add("--calibration", metavar="FILE", help="text to fold for and to measure on; none: do without")
-    flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare with the source in kv f32, on a "
-              "text; encoders that hear are given noise. Exit code 3, and no file, where over 5 %% of V is "
-              "lost in a layer")  # fmt: skip
-    flags.add("--allow-lossy", action="store_true", help="insist on a mode that loses over 5 %% of V in a layer")
+    flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare the logits with those of the source "
+              "with kv f32, on a text; audio encoders are given noise. Exit code 3, and no file, where over 5 %% of V "
+              "is lost in a layer")  # fmt: skip
+    _cache_flags(flags)
+    _lowrank_flags(flags)
+    flags.group("layers and heads that share K and V")
+    flags.add("--kv-layers", type=positive, metavar="M", help="merge K and V of neighbouring layers until M layers "
+              "have their own (MLKV)")  # fmt: skip
+    flags.add("--kv-heads", type=positive, metavar="G", help="merge neighbouring KV heads until a layer has G (GQA)")
+    flags.add("--merge", default="uniform", metavar="HOW", help="weights of merged layers: uniform, or reference, "
+              "those of the published converter (default: uniform)")  # fmt: skip
+    flags.add("--shared-keys", default="unrotated", metavar="HOW", help="keys that merged layers share: unrotated, "
+              "before RoPE, as published, or rotated (default: unrotated)")  # fmt: skip
     flags.twins = True
     flags.output()
+
+
+def _cache_flags(flags: Flags) -> None:
+    flags.group("cache")
+    flags.add("--cache", type=lower, metavar="MODE[:TYPE[:RANK[:TYPE]]]", help=f"fold for {', '.join(MODES)}; or auto: "
+              "for each layer the best within a target; default: no fold")  # fmt: skip
+    flags.add("--cache-type", type=lower, goes_on=lambda word: word.lower() in CACHE_TYPES, default="auto",
+              metavar="TYPE", help=f"element type of the rows: {', '.join(CACHE_TYPES)} (default: f16); for auto those "
+              "it may choose from, separated by commas (default: f16,q8,fp8_e4m3,q4)")  # fmt: skip
+    flags.add("--target-error", type=between, metavar="E", help="for auto and lowrank, as 0.01 or 1%%: the "
+              "largest relative error of V, and over sqrt(2) of attention's output (auto: 0.01)")  # fmt: skip
+    flags.add("--target-bytes", metavar="N", help="for auto and lowrank: bytes per token of all layers together in "
+              "a long context, such as 600, or how many times fewer than kv f16, such as 8x")  # fmt: skip
+    flags.add("--rank", type=several, goes_on=is_number, metavar="N", help="width of k+r's residual (default: by "
+              "type); of lowrank the fraction of V's latent that old rows keep, for each level from the oldest, "
+              "separated by commas (default: 0.5)")  # fmt: skip
+    flags.add("--residual-type", type=lower, metavar="TYPE", help="element type of k+r's residual (default: by type)")
+    flags.add("--v-heads", type=between, default=0.0, metavar="P", help="of k and k+r, the fraction of heads that keep "
+              "V beside K, those that attend to most tokens, such as 0.25 (default: 0)")  # fmt: skip
+    flags.add("--exact", action="store_true", help="require an exact fold, without a residual: k or v")
+    flags.add("--cross", type=lower, metavar="MODE", help="cache mode of cross-attention, of a model with an encoder: "
+              f"{', '.join(CROSS_MODES)}")  # fmt: skip
+    flags.add("--cross-type", type=lower, default="auto", metavar="TYPE", help="element type of its rows, as "
+              "--cache-type (default: f16)")  # fmt: skip
+    flags.add("--sparse", action="store_true", help="of k, k+r, x and xr: find the largest --sparse-delta that "
+              "changes little and store it in the file, for --sparse-delta auto")  # fmt: skip
+    flags.add("--calibration", metavar="FILE", help="calibration text; none: do without")
+    flags.allow_lossy()
+
+
+def _lowrank_flags(flags: Flags) -> None:
+    flags.group("cache mode lowrank")
+    flags.add("--bits", type=several, goes_on=is_number, metavar="B", help="bits of the levels from the oldest: 2, 3, "
+              "4, 8 or 16 (default: 2,4)")  # fmt: skip
+    flags.add("--share", type=several, goes_on=is_number, metavar="P", help="fraction of the aged rows in each level "
+              "but the oldest, or their number, such as 64 (default: 0.1)")  # fmt: skip
+    flags.add("--sinks", type=count, metavar="N", help="first tokens whose rows stay as written (default: 4)")
+    flags.add("--group", type=count, metavar="N", help="elements that share a scale: 32")
+    flags.add("--heads", type=positive, metavar="N", help="KV heads that share a latent (default: up to 4)")
+    flags.add("--predict", action="store_true", help="store V as its difference from a prediction from K: fewer bytes, "
+              "more time")  # fmt: skip
 
 
 def several(text: str) -> int | float | list[int | float]:
     """A number, or several separated by commas, for argparse."""
     values: list[int | float] = [
-        int(part) if part.strip().isdecimal() else parsed(float, part, "a number, or some with commas between")
+        int(part) if part.strip().isdecimal() else parsed(float, part, "a number, or several separated by commas")
         for part in text.split(",")
     ]
     return values if len(values) > 1 else values[0]

@@ -21,8 +21,8 @@ _OF_EXTRA = re.compile(r"""([\w.-]+).*;.*extra == ["']([\w-]+)["']""")
 
 
 def add_flags(flags: Flags) -> None:
-    flags.add("-t", "--threads", type=positive, metavar="N", help="to measure the bandwidth with")
-    flags.add("--tune", action="store_true", help="measure again how memory is accessed fastest, and rates")
+    flags.add("-t", "--threads", type=positive, metavar="N", help="CPU threads that measure the bandwidth")
+    flags.add("--tune", action="store_true", help="measure again: the fastest access to memory, and rates")
     flags.output()
 
 

@@ -41,37 +41,43 @@ def add_flags(flags: Flags) -> None:
     flags.parser.add_argument(
         "csv", metavar="CSV", nargs="*", help="a file with a row a step, with dates or oldest first (else stdin)"
     )
-    flags.add("--column", twin=False, action=Collect, default=[], metavar="NAME", help="to forecast, by name or "
-              "number from 1; may be repeated; default: the last one of numbers")  # fmt: skip
+    flags.add("--column", twin=False, action=Collect, default=[], metavar="NAME", help="column to forecast, by name "
+              "or number from 1; may be repeated; default: the last numeric one")  # fmt: skip
     flags.add(
         "--id",
         twin=False,
         metavar="NAME",
-        help="column that says which series a row belongs to, where several are stacked",
+        help="column with the name of each row's series, where several series are stacked",
     )
     flags.add(
         "--date-column",
         "--timestamp",
         twin=False,
         metavar="NAME",
-        help="column that says when a row is; default: the first "
-        "one of dates, if there is one; none: rows are taken as they follow each other",
+        help="column with each row's date; default: the first "
+        "one of dates, if there is one; none: rows are in order, a step apart",
     )
     flags.add(
         "--date-format",
         twin=False,
         metavar="FORMAT",
         help="how dates are written, as strptime has it, such as %%d/%%m/%%Y; "
-        "default: found out where one reading is possible",
+        "default: inferred where only one reading is possible",
     )
     flags.add(
         "--freq",
         twin=False,
         metavar="STEP",
-        help="insist on a step: s, min, h, D, B, W, MS, ME, QS, QE, YS, YE, or several "
-        "as in 15min; a row counts for the one it falls in; default: found in the dates",
+        help="length of a step: s, min, h, D, B, W, MS, ME, QS, QE, YS, YE, or several "
+        "as in 15min; a row belongs to the step it falls in; default: inferred from the dates",
     )
-    flags.add("-n", "--horizon", type=positive, metavar="N", help="steps; default: what the model was trained for")
+    flags.add(
+        "-n",
+        "--horizon",
+        type=positive,
+        metavar="N",
+        help="steps to forecast; default: as many as the model was trained for",
+    )
     flags.add(
         "--quantiles",
         type=_levels,
@@ -80,14 +86,12 @@ def add_flags(flags: Flags) -> None:
         metavar="Q[,Q]",
         help="default: 0.1,0.5,0.9",
     )
-    flags.add(
-        "--num-samples", type=positive, metavar="N", help="paths that Chronos draws; default: what the model says"
-    )
-    flags.add("-s", "--seed", type=seed, metavar="N", help="makes the paths reproducible")
+    flags.add("--num-samples", type=positive, metavar="N", help="sample paths of Chronos; default: as the model says")
+    flags.add("-s", "--seed", type=seed, metavar="N", help="seed of the sample paths; default: a new one")
     flags.add("--format", "--output-format", twin=False, choices=_FORMATS, help="default: what -o ends in, else csv")
     flags.add("-o", "--output", twin=False, metavar="FILE", help="write the CSV or JSON there; default: stdout")
     flags.add(
-        "--plot", twin=False, metavar="FILE", help="draw series and quantiles (.png, .svg, .pdf; needs the extra plot)"
+        "--plot", twin=False, metavar="FILE", help="plot series and quantiles (.png, .svg, .pdf; needs the extra plot)"
     )
     flags.engine(encoder=True, several=True)
     flags.output()
@@ -132,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _levels(text: str) -> tuple[float, ...]:
     """Numbers from 0 to 1 separated by commas, for argparse."""
-    levels = tuple(parsed(float, part, "numbers with commas between") for part in text.split(","))
+    levels = tuple(parsed(float, part, "numbers separated by commas") for part in text.split(","))
     if not all(0 <= level <= 1 for level in levels):
         raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text}")
     return levels

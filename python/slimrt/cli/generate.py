@@ -14,7 +14,7 @@ from slimrt.cache.planner import whole_blocks
 from slimrt.cli.common import Flags, check_options, model_source, note, open_model, print_json
 from slimrt.cli.flags import Collect
 from slimrt.cli.sampling import constraint_arguments, sampling_arguments
-from slimrt.cli.values import count, positive, real, whole
+from slimrt.cli.values import count, positive, whole
 from slimrt.generation.generate import Stream
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import check_target, decode_text
@@ -32,31 +32,28 @@ def add_flags(flags: Flags) -> None:
     flags.add("-p", "--prompt", twin=False, action=Collect, metavar="TEXT", help="the text to continue (else -f, else "
               "stdin); several are one batch")  # fmt: skip
     flags.add("-f", "--file", twin=False, metavar="FILE", help="a file with the text to continue")
-    flags.add("-e", "--escape", action="store_true", help="\\n and \\t in -p are a line's end and a tab")
+    flags.add("-e", "--escape", action="store_true", help="\\n and \\t in -p are a newline and a tab")
     flags.n_predict(128)
-    flags.add("-np", "--parallel", type=positive, metavar="N", help="texts decoded together; default: all, at most "
-              f"{_AT_ONCE}")  # fmt: skip
-    flags.sampling(beams="search for the likeliest text, so many beginnings at a time; 1: choose token by token")
-    flags.constraints()
-    flags.add("--length-penalty", type=real(), default=1.0, metavar="P", help="power of the length that beams are "
-              "compared by (default: %(default)s)")  # fmt: skip
-    flags.add("--early-stopping", action="store_true", help="end the search with the first --num-beams texts")
-    flags.add("--answers", type=positive, default=1, metavar="N", help="texts to make of the prompt, each with a "
-              "seed of its own; of beams the likeliest (default: %(default)s)")  # fmt: skip
-    flags.add(
-        "--logprobs", type=count, default=0, metavar="N", help="with --json: the N likeliest tokens in each place"
-    )
-    flags.add("--context-shift", action="store_true", help="go on in a full context without its older half")
-    flags.add("--keep", type=whole(-1), default=0, metavar="N", help="tokens of the prompt that such a shift keeps; "
-              "-1: all (default: %(default)s)")  # fmt: skip
-    flags.add("--ignore-eos", action="store_true", help="never choose an end token")
-    flags.add("--lookup", action="store_true", help="guess what comes from what the text repeats, and check several "
-              "tokens at once where that pays")  # fmt: skip
-    flags.draft()
+    flags.add("--answers", type=positive, default=1, metavar="N", help="completions of each prompt, each with a seed "
+              "of its own; of beam search the best N (default: %(default)s)")  # fmt: skip
+    flags.parallel(_AT_ONCE)
     flags.add("--no-display-prompt", "--no-echo", action="store_true", help="print only what is generated")
-    flags.add("--save-session", twin=False, metavar="FILE", help="keep the context in a file afterwards")
+    flags.add("--logprobs", type=count, default=0, metavar="N", help="with --json: the N likeliest tokens at each "
+              "position")  # fmt: skip
+    flags.add("--context-shift", action="store_true", help="when the context is full, drop its older half and go on")
+    flags.add("--keep", type=whole(-1), default=0, metavar="N", help="tokens of the prompt that a context shift keeps; "
+              "-1: all (default: %(default)s)")  # fmt: skip
+    flags.add("--lookup", action="store_true", help="prompt lookup decoding: draft tokens from what the text repeats, "
+              "where that is faster")  # fmt: skip
+    flags.draft()
+    flags.add("--save-session", twin=False, metavar="FILE", help="save the context in a file afterwards")
     flags.add("--force", twin=False, action="store_true", help="--save-session may replace a file that is no session")
-    flags.add("--load-session", twin=False, metavar="FILE", help="continue a kept context; the prompt is added to it")
+    flags.add("--load-session", twin=False, metavar="FILE", help="continue a saved context; the prompt is appended")
+    flags.sampling(beams="beam search with so many beams; 1: none (default: %(default)s)")
+    flags.length_penalty()
+    flags.add("--early-stopping", action="store_true", help="stop beam search when --num-beams texts are complete")
+    flags.add("--ignore-eos", action="store_true", help="never choose an end-of-sequence token")
+    flags.constraints()
     flags.engine(several=True)
     flags.output()
 
@@ -99,7 +96,7 @@ def _check_usage(args: argparse.Namespace, prompts: Sequence[str]) -> None:
     if args.logprobs and not args.json:
         args.usage_error("--logprobs are part of the result as JSON: give --json too")
     if _are_several(args, prompts) and (args.load_session or args.save_session):
-        args.usage_error("a session goes on with one text: give one -p, and no --answers or --num-beams")
+        args.usage_error("a session continues one text: give one -p, and no --answers or --num-beams")
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:

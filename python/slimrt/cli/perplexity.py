@@ -35,8 +35,8 @@ def add_flags(flags: Flags) -> None:
     flags.model()
     flags.parser.add_argument("text", metavar="FILE|TEXT", nargs="*", help="a UTF-8 file, or a text with spaces in it "
                               "(else -f or -p, else stdin)")  # fmt: skip
-    flags.add("-f", "--file", twin=False, metavar="FILE", help="the file as a flag")
-    flags.add("-p", "--prompt", twin=False, metavar="TEXT", help="the text as a flag")
+    flags.add("-f", "--file", twin=False, metavar="FILE", help="FILE as a flag")
+    flags.add("-p", "--prompt", twin=False, metavar="TEXT", help="TEXT as a flag")
     flags.add("--stride", type=positive, metavar="N", help="tokens that each window but the first scores; default: "
               "half a window; not with --compare")  # fmt: skip
     flags.add("--compare", twin=False, type=lower, goes_on=is_cache, metavar="MODE[:TYPE[:RANK[:TYPE]]]", help="caches "
@@ -45,9 +45,9 @@ def add_flags(flags: Flags) -> None:
               "are prefilled; default: a quarter")  # fmt: skip
     flags.add("--chunk", type=positive, default=1, metavar="N", help="with --compare: tokens fed at once after the "
               "prefix; those of a chunk see each other exactly (default: %(default)s)")  # fmt: skip
-    flags.add("--tokens", type=positive, metavar="N", help="tokens of the text scored at most; default: all")
+    flags.add("--tokens", type=positive, metavar="N", help="score only the first N tokens of the text; default: all")
     flags.add("--sequences", type=positive, metavar="N", help="with --compare: windows decoded together (default: 8)")
-    flags.add("--plot", twin=False, metavar="FILE", help="with --compare: draw divergence against bytes (.png, .svg, "
+    flags.add("--plot", twin=False, metavar="FILE", help="with --compare: plot divergence over bytes (.png, .svg, "
               ".pdf; needs the extra plot)")  # fmt: skip
     flags.engine()
     flags.output()
@@ -150,5 +150,5 @@ def _print(args: argparse.Namespace, comparison: CacheComparison) -> None:
         f"window{'s' * (comparison.windows != 1)} of {comparison.window} at most, each decoded over the cache after a "
         f"prefix of {comparison.prefix}, {comparison.chunk} at a time; KL in nats; cache: bytes allocated for a "
         "window; W^: bytes of weights beyond those of kv; *: on the Pareto front of bytes and KL"
-        + ("; refused: unless --allow-lossy insists" if any(row.too_imprecise for row in comparison.rows) else ""),
+        + ("; refused without --allow-lossy" if any(row.too_imprecise for row in comparison.rows) else ""),
     )

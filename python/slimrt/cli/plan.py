@@ -12,9 +12,11 @@ from slimrt.cli.values import count, positive
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.add("-np", "--parallel", type=positive, default=1, metavar="N", help="texts at once (default: %(default)s)")
-    flags.add("--max-queue", type=count, metavar="N", help="count what slimrt serve takes too, where so many requests "
-              "may wait")  # fmt: skip
+    flags.add(
+        "-np", "--parallel", type=positive, default=1, metavar="N", help="texts decoded together (default: %(default)s)"
+    )
+    flags.add("--max-queue", type=count, metavar="N", help="include the memory of slimrt serve with so many waiting "
+              "requests")  # fmt: skip
     flags.draft()
     flags.engine(encoder=True, several=True)
     flags.output()

@@ -30,37 +30,37 @@ if TYPE_CHECKING:
 
 def add_flags(flags: Flags) -> None:
     flags.model()
-    flags.add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen; another than this machine's own "
-              "loopback needs a key (default: %(default)s)")  # fmt: skip
-    flags.add("--port", type=whole(0, 65535), default=8080, metavar="N", help="0: one that is free (default: "
+    flags.add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen; another than the loopback "
+              "address needs a key (default: %(default)s)")  # fmt: skip
+    flags.add("--port", type=whole(0, 65535), default=8080, metavar="N", help="0: any free port (default: "
               "%(default)s)")  # fmt: skip
-    flags.add("-np", "--parallel", type=positive, default=4, metavar="N", help="texts made at once (default: "
-              "%(default)s)")  # fmt: skip
-    flags.add("--max-queue", type=count, metavar="N", help="texts that may wait; more are refused with 429 (default: "
-              "4 times --parallel)")  # fmt: skip
-    flags.add("--queue-timeout", type=real(0), default=60.0, metavar="SECONDS", help="for a request to begin, else 503 "
+    flags.add("-np", "--parallel", type=positive, default=4, metavar="N", help="texts decoded together "
               "(default: %(default)s)")  # fmt: skip
-    flags.add("--request-timeout", type=real(0), default=600.0, metavar="SECONDS", help="for a request as a whole; it "
-              "ends with what there is (default: %(default)s)")  # fmt: skip
-    flags.add("--ray", type=positive, metavar="N", help="N replicas on the Ray cluster that there is, else on this "
+    flags.add("--max-queue", type=count, metavar="N", help="texts that may wait; more get status 429 (default: "
+              "4 times --parallel)")  # fmt: skip
+    flags.add("--queue-timeout", type=real(0), default=60.0, metavar="SECONDS", help="longest time that a "
+              "request waits to begin, else status 503 (default: %(default)s)")  # fmt: skip
+    flags.add("--request-timeout", type=real(0), default=600.0, metavar="SECONDS", help="longest time of "
+              "a request, which then ends with what it has (default: %(default)s)")  # fmt: skip
+    flags.add("--ray", type=positive, metavar="N", help="N replicas on the running Ray cluster, else on this "
               "machine, each with --threads CPUs (default: equal parts) and --parallel texts")  # fmt: skip
     flags.draft()
-    flags.group("who may ask")
-    flags.add("--api-key", metavar="KEY", help="what clients must know; better in SLIMRT_API_KEY or a file, for "
-              "others see what is typed")  # fmt: skip
-    flags.add("--api-key-file", metavar="FILE", help="keys, one a line")
-    flags.add("--no-auth", action="store_true", help="listen beyond this machine without a key")
-    flags.add("--cors-origins", metavar="LIST", default="", help="pages that browsers may ask from, with commas "
-              "between, such as https://example.org; *: all")  # fmt: skip
+    flags.group("access")
+    flags.add("--api-key", metavar="KEY", help="key that clients must send; better in SLIMRT_API_KEY or a file, "
+              "since others see command lines")  # fmt: skip
+    flags.add("--api-key-file", metavar="FILE", help="file of keys, one on each line")
+    flags.add("--no-auth", action="store_true", help="listen on other addresses without a key")
+    flags.add("--cors-origins", metavar="LIST", default="", help="origins of pages that may use the server, "
+              "separated by commas, such as https://example.org; *: all")  # fmt: skip
     flags.engine(several=True)
-    flags.add("--prefix-dir", metavar="DIR", help="keep the beginnings of texts there, for the next start too")
-    flags.add("--prefix-disk", type=size, default="4GiB", metavar="SIZE", help="as much of them (default: "
+    flags.add("--prefix-dir", metavar="DIR", help="keep cached prefixes in this folder, across restarts")
+    flags.add("--prefix-disk", type=size, default="4GiB", metavar="SIZE", help="most disk space for them (default: "
               "%(default)s)")  # fmt: skip
-    flags.group("prompts beside texts")
-    flags.add("--stall-ms", type=positive, default=400, metavar="N", help="a text waits no longer for a piece of "
-              "another's prompt (default: %(default)s)")  # fmt: skip
-    flags.add("--prefill-share", type=between, default=0.8, metavar="P", help="part of the time that prompts get "
-              "at least while texts go on (default: %(default)s)")  # fmt: skip
+    flags.group("prefill beside decoding")
+    flags.add("--stall-ms", type=positive, default=400, metavar="N", help="longest time that a text waits for a chunk "
+              "of another's prefill (default: %(default)s)")  # fmt: skip
+    flags.add("--prefill-share", type=between, default=0.8, metavar="P", help="least share of the time for prefill "
+              "while texts are decoded (default: %(default)s)")  # fmt: skip
     flags.output()
 
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     keys = _keys(args)
     if not keys and not args.no_auth and not is_loopback(args.host):
         args.usage_error(f"--host {args.host} is open to others: give a key (--api-key-file, SLIMRT_API_KEY), or "
-                         "--no-auth if they may all ask")  # fmt: skip
+                         "--no-auth to let everybody use it")  # fmt: skip
     source = model_source(args)
     origins = tuple(one.strip().rstrip("/").lower() for one in args.cors_origins.split(",") if one.strip())
     access = Access(args.host, keys, origins)
@@ -119,7 +119,7 @@ def _loaded(args: argparse.Namespace, source: ModelSource) -> Model:
     pace = loop_of(runtime).pace
     pace.stall, pace.share = args.stall_ms / 1000, args.prefill_share
     if args.prefix_dir and source.kind != "text":
-        raise UnsupportedError(f"--prefix-dir keeps beginnings of texts: {source.name} is a {source.kind} model")
+        raise UnsupportedError(f"--prefix-dir keeps prefixes of texts: {source.name} is a {source.kind} model")
     store = PrefixStore(runtime, args.prefix_dir, parse_bytes(args.prefix_disk)) if args.prefix_dir else None
     if source.kind == "text":
         prefixes_of(runtime, store)
@@ -159,7 +159,7 @@ def _keys(args: argparse.Namespace) -> tuple[str, ...]:
         text = decode_text(Path(args.api_key_file).read_bytes(), args.api_key_file)
         found = [line.strip() for line in text.splitlines() if line.strip()]
         if not found:
-            raise ValueError(f"{args.api_key_file} holds no key: write one a line")
+            raise ValueError(f"{args.api_key_file} holds no key: write one on each line")
         keys += found
     return tuple(keys)
 

@@ -21,7 +21,6 @@ from slimrt.cli.common import (
 )
 from slimrt.cli.flags import Collect
 from slimrt.cli.sampling import sampling_arguments
-from slimrt.cli.values import positive, real
 from slimrt.generation.text2text import Text2Text
 from slimrt.plumbing import progress
 from slimrt.plumbing.files import decode_text
@@ -30,23 +29,17 @@ from slimrt.results import Generation
 _AT_ONCE = 8  # texts decoded together by default
 
 
-def add_flags(flags: Flags, *, what: str = "turn into another", num_beams: int | None = 1) -> None:
+def add_flags(flags: Flags, *, what: str = "transform", num_beams: int | None = 1) -> None:
     flags.model()
     flags.add("-p", "--prompt", twin=False, action=Collect, metavar="TEXT", help=f"the text to {what} (else -f, else "
               "stdin); several -p are one batch")  # fmt: skip
     flags.add("-f", "--file", twin=False, metavar="FILE", help="a file with a text on each line; an empty one stays so")
     flags.n_predict(256)
-    flags.sampling(temp=0.0, num_beams=num_beams, beams="1: greedy, or what --temp says (default: "
-                   f"{num_beams or '4 where nothing is drawn'})")  # fmt: skip
-    flags.add("--length-penalty", type=real(), default=1.0, metavar="P", help="power of the length that beams are "
-              "compared by (default: %(default)s)")  # fmt: skip
-    flags.add(
-        "-np",
-        "--parallel",
-        type=positive,
-        metavar="N",
-        help=f"texts decoded together; default: all, at most {_AT_ONCE}",
-    )
+    flags.parallel(_AT_ONCE)
+    flags.sampling(temp=0.0, num_beams=num_beams, beams="beam search with so many beams; 1: greedy, or "
+                   "sampling with --temp (default: "
+                   f"{num_beams or '4 with --temp 0'})")  # fmt: skip
+    flags.length_penalty()
     flags.engine(encoder=True, several=True)
     flags.output()
 

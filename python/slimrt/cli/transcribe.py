@@ -44,25 +44,25 @@ def add_flags(flags: Flags) -> None:
     flags.parser.add_argument(
         "audio", metavar="AUDIO", nargs="*", help="sound files: WAV, FLAC, Ogg, MP3, M4A, MP4, MKV, ...; -: stdin"
     )
-    flags.add("-f", "--file", twin=False, action=Collect, default=[], metavar="AUDIO", help="the same as a flag")
+    flags.add("-f", "--file", twin=False, action=Collect, default=[], metavar="AUDIO", help="AUDIO as a flag")
     flags.add("--format", "--output-format", choices=_FORMATS, help="default: what -o ends in, else txt")
     flags.add("-o", "--output", "--output-dir", twin=False, metavar="PATH", help="write there: a file such as "
               "talk.srt, or a folder for a file of each sound, named after it; default: stdout")  # fmt: skip
     flags.add("-l", "--language", metavar="NAME", help="such as en or English; default: detected")
     flags.add("--task", choices=["transcribe", "translate"], default="transcribe", help="translate: to English")
-    flags.add("--detect-language", action="store_true", help="only say the language of each sound and how likely it is")
+    flags.add("--detect-language", action="store_true", help="print only each sound's language and its probability")
     flags.add("--word-timestamps", action="store_true", help="times of each word: in JSON beside the text, in vtt and "
               "lrc as tags within a cue, in srt, tsv and csv as a cue a word")  # fmt: skip
-    flags.add("--no-timestamps", action="store_true", help="do not let the model tell times")
+    flags.add("--no-timestamps", action="store_true", help="decode without timestamps")
     flags.add("--clip-timestamps", twin=False, type=_numbers, goes_on=is_number, default=(), metavar="S,E[,S,E]",
-              help="hear only from second S to E; the last E may be missing")  # fmt: skip
+              help="only from second S to E; the last E may be missing")  # fmt: skip
     _silence_flags(flags)
-    flags.add("--max-seconds", type=real(0), default=MAX_SECONDS, metavar="S", help="refuse longer sounds, which would "
-              "fill the memory (default: %(default)g)")  # fmt: skip
+    flags.add("--max-seconds", type=real(0), default=MAX_SECONDS, metavar="S", help="refuse longer sounds (default: "
+              "%(default)g)")  # fmt: skip
     flags.add("--parallel", type=positive, metavar="N", help="sounds decoded together; default: all, at most "
               f"{_AT_ONCE}")  # fmt: skip
-    flags.add("--windows", type=positive, metavar="N", help="decode N windows of a sound together, cut beforehand; "
-              "none is shown the text before it")  # fmt: skip
+    flags.add("--windows", type=positive, metavar="N", help="decode N windows of a sound together, cut beforehand "
+              "and without the text of earlier ones")  # fmt: skip
     _search_flags(flags)
     _text_flags(flags)
     flags.engine(encoder=True, several=True)
@@ -70,44 +70,60 @@ def add_flags(flags: Flags) -> None:
 
 
 def _silence_flags(flags: Flags) -> None:
-    flags.add("--vad", choices=METHODS, nargs="?", const="silero", default="none", help="leave silences out, found by "
-              "loudness (energy) or by a network that knows speech from noise (silero, or --vad alone; default: "
-              "%(default)s)")  # fmt: skip
+    flags.add("--vad", choices=METHODS, nargs="?", const="silero", default="none", help="voice activity detection, to "
+              "leave silences out: by loudness (energy) or by the network Silero VAD (silero, or --vad alone; "
+              "default: %(default)s)")  # fmt: skip
     flags.add("--skip-silence", action="store_true", help="the same as --vad energy")
-    flags.add("--vad-threshold", type=real(0, 1), metavar="P", help="of silero: probability of speech (default: 0.5)")
-    flags.add("--vad-min-speech-duration-ms", type=real(0), metavar="MS", help="what is shorter is none (default: 0)")
-    flags.add("--vad-min-silence-duration-ms", type=real(0), metavar="MS", help="what is shorter stays (default: 2000)")
-    flags.add("--vad-speech-pad-ms", type=real(0), metavar="MS", help="stays on either side of speech (default: 400)")
+    flags.add(
+        "--vad-threshold", type=real(0, 1), metavar="P", help="silero: least probability of speech (default: 0.5)"
+    )
+    flags.add("--vad-min-speech-duration-ms", type=real(0), metavar="MS", help="ignore shorter speech (default: 0)")
+    flags.add(
+        "--vad-min-silence-duration-ms",
+        type=real(0),
+        metavar="MS",
+        help="leave only longer silences out (default: 2000)",
+    )
+    flags.add(
+        "--vad-speech-pad-ms", type=real(0), metavar="MS", help="audio kept on either side of speech (default: 400)"
+    )
 
 
 def _search_flags(flags: Flags) -> None:
-    flags.add("--num-beams", type=positive, default=1, metavar="N", help="1: greedy (default: %(default)s)")
-    flags.add("--patience", type=real(0), default=1.0, metavar="P", help="beams end with so many times N texts "
-              "(default: %(default)s)")  # fmt: skip
-    flags.add("--length-penalty", type=real(), default=1.0, metavar="P", help="power of the length that texts are "
-              "compared by (default: %(default)s)")  # fmt: skip
-    flags.add("--best-of", type=positive, default=1, metavar="N", help="texts drawn at a temperature above 0 (default: "
-              "%(default)s)")  # fmt: skip
+    flags.add(
+        "--num-beams",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="beams of beam search; 1: greedy (default: %(default)s)",
+    )
+    flags.add("--patience", type=real(0), default=1.0, metavar="P", help="beam search stops with P times as many "
+              "complete texts as beams (default: %(default)s)")  # fmt: skip
+    flags.add("--length-penalty", type=real(), default=1.0, metavar="P", help="a text's score is divided by its length "
+              "to this power (default: %(default)s)")  # fmt: skip
+    flags.add("--best-of", type=positive, default=1, metavar="N", help="texts sampled at a temperature above 0, of "
+              "which the best is taken (default: %(default)s)")  # fmt: skip
     flags.add("--temp", "--temperature", twin=False, type=_numbers, goes_on=is_number, default=TEMPERATURES,
-              metavar="T[,T]", help="temperatures tried while a text fails (default: 0,0.2,0.4,0.6,0.8,1)")  # fmt: skip
-    flags.add("--compression-ratio-threshold", type=_or_none, default=2.4, metavar="R", help="a text that compresses "
-              "better fails: it repeats itself (default: %(default)s; none: without)")  # fmt: skip
-    flags.add("--logprob-threshold", type=_or_none, default=-1.0, metavar="L", help="a text fails whose tokens are "
-              "less likely than this, on average (default: %(default)s; none)")  # fmt: skip
-    flags.add("--no-speech-threshold", type=_or_none, default=0.6, metavar="P", help="such a text is silence instead, "
-              "where that is likelier than this (default: %(default)s; none)")  # fmt: skip
-    flags.add("-s", "--seed", type=seed, metavar="N", help="makes what is drawn reproducible")
+              metavar="T[,T]", help="temperatures, tried in turn until a text passes the next two thresholds "
+              "(default: 0,0.2,0.4,0.6,0.8,1)")  # fmt: skip
+    flags.add("--compression-ratio-threshold", type=_or_none, default=2.4, metavar="R", help="reject a text that "
+              "compresses better, since it repeats itself (default: %(default)s; none: off)")  # fmt: skip
+    flags.add("--logprob-threshold", type=_or_none, default=-1.0, metavar="L", help="reject a text whose mean "
+              "log probability is lower (default: %(default)s; none: off)")  # fmt: skip
+    flags.add("--no-speech-threshold", type=_or_none, default=0.6, metavar="P", help="take such a text as "
+              "silence if that is likelier than this (default: %(default)s; none: off)")  # fmt: skip
+    flags.add("-s", "--seed", type=seed, metavar="N", help="seed of the random numbers; default: a new one")
 
 
 def _text_flags(flags: Flags) -> None:
-    flags.add("--initial-prompt", twin=False, metavar="TEXT", help="stands before the first window: names, spelling")
-    flags.add("--hotwords", twin=False, metavar="TEXT", help="the same before every window")
-    flags.add("--prefix", twin=False, metavar="TEXT", help="what the text of the first window begins with")
-    flags.add("--no-previous-text", action="store_true", help="do not show the model the text of the windows before")
+    flags.add("--initial-prompt", twin=False, metavar="TEXT", help="text before the first window: names, spelling")
+    flags.add("--hotwords", twin=False, metavar="TEXT", help="text before every window")
+    flags.add("--prefix", twin=False, metavar="TEXT", help="text that the first window's text begins with")
+    flags.add("--no-previous-text", action="store_true", help="do not give the model the text of earlier windows")
     flags.add("--max-initial-timestamp", type=_or_none, default=1.0, metavar="S", help="a window's first segment "
-              "begins within so many seconds (default: %(default)s; none)")  # fmt: skip
+              "begins within so many seconds (default: %(default)s; none: off)")  # fmt: skip
     flags.add("--suppress-tokens", twin=False, type=_ids, goes_on=is_number, metavar="ID[,ID]", help="tokens that "
-              "never come; -1: those that the file names (default)")  # fmt: skip
+              "are never chosen; -1: those that the file names (default)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -117,11 +133,11 @@ def run(args: argparse.Namespace) -> int:
     _check_vad(args)
     if args.detect_language:
         if args.output:
-            args.usage_error("--detect-language prints a line a sound and writes no files: leave -o out")
+            args.usage_error("--detect-language prints a line for each sound and writes no files: leave -o out")
         if args.format not in (None, "txt", "json"):
-            args.usage_error(f"--detect-language prints a line a sound, or --json: leave --format {args.format} out")
+            args.usage_error(f"--detect-language prints lines or, with --json, JSON: leave --format {args.format} out")
         if args.clip_timestamps:
-            args.usage_error("--detect-language hears the beginning of a sound: leave --clip-timestamps out")
+            args.usage_error("--detect-language uses the beginning of a sound: leave --clip-timestamps out")
         return _detect_languages(args)
     form, several = output_format(args, _FORMATS), len(args.audio) > 1
     if several and output_ending(args, _FORMATS):
@@ -130,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error(f"{form} of several sounds does not go in one stream; give -o FOLDER or --format json, "
                          f"not {form} alone")  # fmt: skip
     if args.word_timestamps and form == "txt":
-        args.usage_error("txt tells no times: give --format json, srt, vtt, tsv, csv or lrc with --word-timestamps")
+        args.usage_error("txt has no times: give --format json, srt, vtt, tsv, csv or lrc with --word-timestamps")
     if args.windows and args.parallel:
         args.usage_error("--parallel counts sounds, --windows windows of all of them: give one of them")
     options = _options(args)
@@ -178,7 +194,7 @@ def _check_vad(args: argparse.Namespace) -> None:
     """Refuse as wrong usage --vad-... flags without --vad, or with a method that does not use them."""
     given = [f"--vad-{name.replace('_', '-')}" for name in _VAD_FLAGS if getattr(args, f"vad_{name}") is not None]
     if given and args.vad == "none" and not args.skip_silence:
-        args.usage_error(f"give --vad with {', '.join(given)}: without it no silence is looked for")
+        args.usage_error(f"give --vad with {', '.join(given)}: without it no silence is detected")
     if args.vad_threshold is not None and args.vad != "silero":
         args.usage_error("--vad-threshold is a probability of --vad silero; energy has none")
 
@@ -200,12 +216,12 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _numbers(text: str) -> tuple[float, ...]:
     """Numbers separated by commas, for argparse."""
-    return tuple(parsed(float, part, "numbers with commas between") for part in text.split(","))
+    return tuple(parsed(float, part, "numbers separated by commas") for part in text.split(","))
 
 
 def _ids(text: str) -> tuple[int, ...]:
     """Integers separated by commas, for argparse."""
-    return tuple(parsed(int, part, "token ids with commas between") for part in text.split(","))
+    return tuple(parsed(int, part, "token ids separated by commas") for part in text.split(","))
 
 
 def _or_none(text: str) -> float | None:

@@ -20,11 +20,11 @@ VERBS = {
         ),
     ),
     "chat": Verb(
-        "a conversation in the terminal",
+        "chat in the terminal",
         ("slimrt chat model.gguf", "slimrt chat model.gguf --system 'Answer in one sentence.' --temp 0.3"),
     ),
     "serve": Verb(
-        "an HTTP server with OpenAI's interface, for many clients at once",
+        "an HTTP server with OpenAI's API, for many clients at once",
         (
             "slimrt serve model.gguf --parallel 8 -c 8192",
             "slimrt serve model.gguf --host 0.0.0.0 --api-key-file keys.txt --cache k+r:q8",
@@ -46,7 +46,7 @@ VERBS = {
         ),
     ),
     "text2text": Verb(
-        "make a text of another, with the T5 family; several lines are one batch",
+        "text to text, with the T5 family; several lines are one batch",
         ('slimrt text2text t5.gguf -p "summarize: ..."', "slimrt text2text t5.gguf -f lines.txt --json"),
     ),
     "forecast": Verb(
@@ -65,40 +65,40 @@ VERBS = {
         ),
     ),
     "inspect": Verb(
-        "metadata, tensors, and which cache modes a model may use and why not the others",
+        "metadata, tensors, and which cache modes a model can use, with the reason against each of the others",
         ("slimrt inspect model.gguf", "slimrt inspect model.gguf --spectrum spectrum.png"),
     ),
     "plan": Verb(
-        "weights, cache and scratch in every cache mode; exit code 0 if what was asked for fits and may be used",
+        "memory of weights, cache and scratch in every mode; exit code 0 if the requested one fits and is allowed",
         ("slimrt plan model.gguf -c 32768", "slimrt plan model.gguf -c 8192 --parallel 4 --memory-limit 6GiB"),
     ),
     "perplexity": Verb(
-        "perplexity of a text, or with --compare what each cache costs: KL divergence from kv f32 against bytes",
+        "perplexity of a text, or with --compare of several caches: KL divergence from kv f32, and bytes",
         (
             "slimrt perplexity model.gguf text.txt",
             "slimrt perplexity model.gguf text.txt --compare kv:q8 k:f16 k+r:q8 --plot front.png",
         ),
     ),
     "bench": Verb(
-        "prefill and decode speed at depths, for one or several cache modes in turns, beside the read bandwidth",
+        "speed of prefill and decode at several depths, of one or several caches in turns, beside the read bandwidth",
         (
             "slimrt bench model.gguf",
             "slimrt bench model.gguf -d 0 4096 --compare kv:f16 k:f16 --format csv -o speed.csv",
         ),
     ),
     "cache": Verb(
-        "list or clear what slimrt keeps: models converted once, and what was measured of this machine",
+        "list or clear slimrt's own files: converted models, and measurements of this machine",
         ("slimrt cache list", "slimrt cache clear SmolLM2-1.7B --yes"),
     ),
     "completion": Verb(
-        "the script by which bash, zsh or fish complete command lines",
+        "the completion script for bash, zsh or fish",
         (
             "slimrt completion bash > ~/.local/share/bash-completion/completions/slimrt",
             "slimrt completion zsh > ~/.zfunc/_slimrt",
             "slimrt completion fish > ~/.config/fish/completions/slimrt.fish",
         ),
     ),
-    "man": Verb("the manual, of all verbs and flags", ("slimrt man | man -l -", "slimrt man > slimrt.1")),
+    "man": Verb("the manual page of all verbs and flags", ("slimrt man | man -l -", "slimrt man > slimrt.1")),
     "doctor": Verb(
         "CPU features, cores, memory bandwidth and access, versions, extras", ("slimrt doctor", "slimrt doctor --tune")
     ),

@@ -101,7 +101,7 @@ def _check_target(asked: Asked) -> None:
         if getattr(asked, name) is not None and asked.cache not in (AUTO, LATENT_MODE):
             raise ValueError(f"{name} is for cache '{AUTO}' and '{LATENT_MODE}', not for {shown(asked.cache)}")
     if asked.target_error is not None and asked.target_bytes is not None:
-        raise ValueError("target_error and target_bytes were given: a conversion keeps within one or the other")
+        raise ValueError("target_error and target_bytes were given: give one of them")
     if asked.target_error is not None and not 0 < asked.target_error < 1:
         raise ValueError(f"target_error must be above 0 and below 1, got {asked.target_error}")
 

@@ -21,7 +21,7 @@ from slimrt.modelfile.sharing import NOT_UPTRAINED, OWNERS, sharing_fields, spre
 MERGES, STAGES = ("uniform", "reference"), ("unrotated", "rotated")
 _ARCHITECTURES = ("gptneox", "llama")
 _WARNING = (
-    "layers and heads share K and V now that never learned to: the model is not usable before it is trained further "
+    "layers and heads share K and V now and were not trained to: the model is not usable before it is trained further "
     "(training/uptrain.py)"
 )
 

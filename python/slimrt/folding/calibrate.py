@@ -62,7 +62,7 @@ def text_ids(gguf: GgufPath, text: Text, limit: int | None = None) -> np.ndarray
     except UnsupportedError as error:
         if text is None:
             return None
-        raise UnsupportedError(f"{text} cannot be measured on, for want of a tokenizer: {error}") from error
+        raise UnsupportedError(f"{text} cannot be used for calibration without a tokenizer: {error}") from error
     path = DEFAULT_TEXT if text is None else Path(text)
     ids: list[int] = []
     for piece in text_pieces(path):
@@ -195,7 +195,7 @@ def calibrated(
             found.warnings.append(
                 f"calibrated on {used} tokens of {name}, and inputs {attention.d} wide want "
                 f"{_PER_WIDTH * attention.d}: the fold is cautious where it has seen nothing; a longer text would "
-                "serve better (--calibration FILE)"
+                "be better (--calibration FILE)"
             )
         yield found
 

@@ -30,7 +30,7 @@ from slimrt.modes import (
 )
 
 _INVERTS = "it inverts a projection, which amplifies the rounding of the stored row"
-_PARTIAL = "K tells a part of V, and the residual of this rank and type does not hold the rest"
+_PARTIAL = "K predicts a part of V, and the residual of this rank and type does not hold the rest"
 CROSS, SELF = "cross-attention", "self-attention"
 CHEAP = 2 * 10**10  # multiply-adds of all layers' matrix products, with which folding takes about a second
 
@@ -169,7 +169,7 @@ def require_precise(model: ModelData, rows: Lossy, layer: int, error: float, inp
     raise CacheUnsupportedError(
         f"{rows.part} cache mode '{rows.mode}' is too imprecise in {rows.type}: {why}, and the predicted error of "
         f"{rows.lost} is {percent(error)} in layer {layer} (the limit is {TOO_LARGE:.0%}): "
-        f"{_instead(model, rows, layer)}{_or_f32(model, rows, layer)}; allow_lossy=True (--allow-lossy) insists on it"
+        f"{_instead(model, rows, layer)}{_or_f32(model, rows, layer)}; allow_lossy=True (--allow-lossy) allows it"
         + (f" (predicted {inputs})" if inputs else "")
     )
 

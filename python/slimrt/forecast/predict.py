@@ -22,7 +22,7 @@ from slimrt.generation.search import Encode, Read, Task
 from slimrt.generation.sequences import Sequences
 from slimrt.generation.tickets import Call
 from slimrt.modelfile.source import ModelSource
-from slimrt.plumbing.arguments import check_seed, real, whole
+from slimrt.plumbing.arguments import check_seed, positive, real, whole
 from slimrt.plumbing.notes import warn
 from slimrt.runtime.kinds import require
 from slimrt.runtime.runtime import Runtime
@@ -48,8 +48,8 @@ def predict(
     given = sampling(options)
     rows, levels = as_series(series), check_levels(quantile_levels)
     file = runtime.source.file
-    if prediction_length is not None and whole("prediction_length", prediction_length) < 1:
-        raise ValueError(f"prediction_length must be at least 1, got {prediction_length}")
+    if prediction_length is not None:
+        positive("prediction_length", prediction_length)
     if kind == "chronos-bolt":
         if any(option is not None for option in given.values()):
             raise ValueError(
@@ -61,8 +61,7 @@ def predict(
         return bolt.at_levels(found, levels.tolist()), bolt.at_levels(found, [0.5])[..., 0]
     model = read_chronos(file)
     how = {name: getattr(model, name) if value is None else value for name, value in given.items()}
-    if whole("num_samples", how["num_samples"]) < 1:
-        raise ValueError(f"num_samples must be at least 1, got {how['num_samples']}")
+    positive("num_samples", how["num_samples"])
     _try(model.encode, rows)
     paths = _paths(runtime, model, rows, prediction_length or model.prediction_length, how, seed, call or Call())
     quantiles = np.moveaxis(np.quantile(paths, levels, axis=1), 0, -1).astype(np.float32)

@@ -78,7 +78,7 @@ def read_series(text: str, name: str, columns: Columns = Columns(), tell: Tell =
     groups = table.groups(by)
     repeating = [] if by is not None else [one for one in table.names if table.odd[one] and _repeats(table.cells[one])]
     for column in repeating:
-        tell(f"{name}: column {column} says the same in rows that follow each other; if it tells series apart, give "
+        tell(f"{name}: column {column} has equal values in consecutive rows; if it names the series, give "
              f"--id {column}")  # fmt: skip
     for column in _undated(table, columns, {by, *chosen}) if dates is None else ():
         tell(f"{name}: column {column} says {table.cells[column][0].strip()!r:.40}, which is not known as a date: rows "

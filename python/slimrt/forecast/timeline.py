@@ -109,7 +109,7 @@ def arranged(
     known = _steps(longest.dates, freq, enough=2)  # for series too short to have a frequency of their own
     if known is None:
         same = f", and {len(longest.values)} rows have it" if len(longest.values) > 1 else ""
-        raise ValueError(f"1 date tells no frequency{same}: name it, as with --freq D; {_NO_DATES}")
+        raise ValueError(f"1 date does not give a frequency{same}: name it, as with --freq D; {_NO_DATES}")
     result = {}
     for name, rows in ordered.items():
         steps = _steps(rows.dates, freq, enough=3) or known.starting(rows.dates)
@@ -124,7 +124,9 @@ def _sorted_by_date(name: str, rows: Rows, notes: Notes) -> Rows:
     if backwards.any():
         newest_first = bool((np.diff(utc) <= np.timedelta64(0)).all())
         how = (
-            "the newest row comes first: turned" if newest_first else "rows are not in the order of their dates: sorted"
+            "the newest row comes first: reversed"
+            if newest_first
+            else "rows are not in the order of their dates: sorted"
         )
         notes.add("order", name, f"{how}, oldest first")
     return rows[np.argsort(utc, kind="stable")]

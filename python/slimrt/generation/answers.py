@@ -12,7 +12,7 @@ from slimrt.generation.loop import loop_of
 from slimrt.generation.options import Options
 from slimrt.generation.search import Append, Logits, Logprobs, Task, Wait
 from slimrt.generation.sequences import Sequences
-from slimrt.plumbing.arguments import whole
+from slimrt.plumbing.arguments import positive
 from slimrt.results import Generation
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session
@@ -117,8 +117,7 @@ def answers(
     its own. The answers to one prompt are decoded together, n_seqs at a time. With beams: the n most likely texts, or
     all that the search finds if fewer, and all prompts are searched together. Arguments and errors as Model.generate.
     """
-    if whole("n", n) < 1:
-        raise ValueError(f"n must be at least 1, got {n}")
+    positive("n", n)
     if options.num_beams > 1:
         return _likeliest(runtime, prompts, n, options, seed, called)
     return [_drawn(runtime, one, n, options, seed + i * n, called) for i, one in enumerate(prompts)]
@@ -136,7 +135,7 @@ def _likeliest(
 ) -> list[list[Generation]]:
     beams = options.num_beams
     if options.lookup:
-        raise ValueError("lookup goes with texts that are drawn, not with beams: leave out num_beams, or lookup")
+        raise ValueError("lookup is for sampling, not for beam search: leave out num_beams or lookup")
     if n > beams:
         raise ValueError(f"n={n} answers need as many beams, num_beams is {beams}")
     runs = [Run(runtime, one, options, seed + i * n, None, called) for i, one in enumerate(prompts)]

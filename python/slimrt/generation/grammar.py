@@ -382,5 +382,5 @@ def _check_size(what: str, parts: str, text: str, mark: str) -> None:
 def _short_message(message: str) -> str:
     """llguidance's error message without its backtrace and parser state."""
     if message.startswith("NoExtensionBias"):
-        return "nothing can come: it refers to itself alone"
+        return "no text matches: it refers only to itself"
     return message.partition("<backtrace>")[0].partition("<state>")[0].strip() or "the grammar cannot be followed"

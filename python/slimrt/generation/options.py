@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from slimrt import core
 from slimrt.errors import UnsupportedError
 from slimrt.generation.grammar import CONSTRAINTS, Grammar, source_of
-from slimrt.plumbing.arguments import check_function, check_seed, check_switch, count, exponent, real, unknown, whole
+from slimrt.plumbing.arguments import (
+    check_function, check_seed, check_switch, count, exponent, positive, real, unknown, whole,
+)  # fmt: skip
 
 PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "dry_multiplier": 0.0}
 FILTERS = {"top_n_sigma": 0.0, "top_k": 0, "typical_p": 1.0, "top_p": 1.0, "min_p": 0.0, "xtc_probability": 0.0}
@@ -137,8 +139,7 @@ class Options:
             raise ValueError("stop: a stop string must not be empty")
         if "" in self.dry_sequence_breakers:
             raise ValueError("dry_sequence_breakers must not be empty texts")
-        if self.num_beams < 1:
-            raise ValueError(f"num_beams must be at least 1, got {self.num_beams}")
+        positive("num_beams", self.num_beams)
         if self.on_overflow not in ON_OVERFLOW:
             raise ValueError(unknown("on_overflow", self.on_overflow, ON_OVERFLOW))
         if self.n_keep < -1:
@@ -170,7 +171,7 @@ class Options:
             return
         for name in ("length_penalty", "early_stopping"):
             if getattr(self, name) != self._default(name):
-                raise ValueError(f"{name}={getattr(self, name)!r} is about beams: give num_beams too")
+                raise ValueError(f"{name}={getattr(self, name)!r} is for beam search: give num_beams too")
 
     def _check_constraint(self) -> None:
         given = self.constraint

@@ -241,7 +241,7 @@ class PrefixStore(Closing):
         return rows
 
     def _remove(self, name: str, why: str) -> None:
-        note(f"{self._directory / name}: this file of a prefix is not used and removed: {why}", logging.WARNING)
+        note(f"{self._directory / name}: this file of a prefix is not usable and was removed: {why}", logging.WARNING)
         with suppress(OSError):
             (self._directory / name).unlink()
         self._forget(name)

@@ -52,10 +52,10 @@ class Text2Text(Options):
     def _check_ranges(self) -> None:
         super()._check_ranges()
         if self.lookup or self.cache_prompt:
-            raise UnsupportedError("a text beside a source is not looked up, and its rows are its source's: leave out "
+            raise UnsupportedError("an encoder-decoder drafts nothing from its text and reuses no prefixes: leave out "
                                    f"{'lookup' if self.lookup else 'cache_prompt'}")  # fmt: skip
         if self.on_overflow != "error":
-            raise UnsupportedError("a context beside an encoder is not shifted: leave on_overflow out")
+            raise UnsupportedError("the context of an encoder-decoder cannot be shifted: leave on_overflow out")
 
 
 class EncodedRun(Run):

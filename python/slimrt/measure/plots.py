@@ -39,7 +39,7 @@ def check_plot(target: str | os.PathLike[str]) -> None:
         OSError: as slimrt.plumbing.files.check_target.
     """
     if Path(target).suffix.lower() not in _FORMATS:
-        raise UnsupportedError(f"{target}: a picture is written as {', '.join(_FORMATS)}; name the file so")
+        raise UnsupportedError(f"{target}: a plot is written as {', '.join(_FORMATS)}; name the file so")
     check_target(Path(target))
     new_figure()
 
@@ -125,7 +125,7 @@ def new_figure(size: tuple[float, float] = (8, 5.5)) -> Figure:
     try:
         from matplotlib.figure import Figure  # not pyplot, which has windows and global state
     except ImportError:
-        raise UnsupportedError("drawing needs matplotlib: pip install 'slimrt[plot]'") from None
+        raise UnsupportedError("plots need matplotlib: pip install 'slimrt[plot]'") from None
     return Figure(figsize=size, layout="constrained")
 
 

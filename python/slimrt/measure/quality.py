@@ -21,7 +21,7 @@ from slimrt.cache.planner import Planner, memory_limit_bytes, require_together, 
 from slimrt.modelfile.source import ModelSource
 from slimrt.modelfile.text import file_ids
 from slimrt.plumbing import progress as bars
-from slimrt.plumbing.arguments import whole
+from slimrt.plumbing.arguments import positive, whole
 from slimrt.plumbing.keywords import named
 from slimrt.plumbing.numbers import surprise_and_divergence
 from slimrt.results import CacheComparison, CacheQuality
@@ -88,7 +88,7 @@ def compare_caches(
         check_cache(source, choice)
     plan = Windows.of(source, window, prefix, chunk, max_tokens)
     windows = plan.cut(source, text)
-    n_sequences = min(_SEQUENCES if sequences is None else _at_least_one("sequences", sequences), len(windows))
+    n_sequences = min(_SEQUENCES if sequences is None else positive("sequences", sequences), len(windows))
     planner = Planner.of(source, memory_limit, n_sequences, _N_BATCH, n_threads, device)
     distinct = _distinct(source, choices)
     n_ctx = max(map(len, windows))
@@ -145,8 +145,8 @@ class Windows:
         if not 1 <= prefix <= window - 2:
             raise ValueError(f"prefix must be from 1 to {window - 2} in a window of {window} tokens, got {prefix}")
         if max_tokens is not None:
-            _at_least_one("max_tokens", max_tokens)
-        return cls(window, prefix, _at_least_one("chunk", chunk), max_tokens)
+            positive("max_tokens", max_tokens)
+        return cls(window, prefix, positive("chunk", chunk), max_tokens)
 
     def cut(self, source: ModelSource, text: str | os.PathLike[str] | TokenIds) -> list[Ids]:
         """The windows of a text, all but the last of `window` ids. ValueError: it is too short for one."""
@@ -293,9 +293,3 @@ def _distinct(source: ModelSource, choices: Sequence[CacheChoice]) -> list[Cache
         if all(choice.arguments(source) != other.arguments(source) for other in found):
             found.append(choice)
     return found
-
-
-def _at_least_one(name: str, value: int) -> int:
-    if whole(name, value) < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-    return value

@@ -26,7 +26,7 @@ from slimrt.openai.responses import (
     finish_reason,
     usage,
 )
-from slimrt.plumbing.arguments import unknown, whole
+from slimrt.plumbing.arguments import positive, unknown, whole
 from slimrt.plumbing.keywords import of_model, refusal
 from slimrt.results import Generation, TokenLogprob
 from slimrt.runtime.kinds import continues_texts
@@ -198,7 +198,7 @@ class OpenAIMethods(TextGeneration):
 
     def _several(self, prompts: list[list[int]], n: int, options: GenerateOptions) -> list[Generation]:
         """n answers to each prompt, in one list, prompt by prompt."""
-        if _positive("n", n) == 1:
+        if positive("n", n) == 1:
             return list(self._generate(prompts, None, None, options))
         return [one for answers in self._generate(prompts, n, None, options) for one in answers]
 
@@ -267,14 +267,8 @@ def _listed(prompt: Any) -> list[Any]:
     return list(prompt) if is_batch(prompt) else [prompt]
 
 
-def _positive(name: str, value: int) -> int:
-    if whole(name, value) < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
-    return value
-
-
 def _require_one_text(prompts: int, n: int) -> None:
-    if prompts * _positive("n", n) != 1:
+    if prompts * positive("n", n) != 1:
         raise UnsupportedError(f"stream=True gives one text, not {prompts * n}: ask for each by itself")
 
 

@@ -25,6 +25,13 @@ def count(name: str, value: Any) -> int:
     return whole(name, value)
 
 
+def positive(name: str, value: Any) -> int:
+    """An integer of at least 1. TypeError, ValueError."""
+    if whole(name, value) < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return whole(name, value)
+
+
 def real(name: str, value: Any) -> float:
     """A number, NumPy's included. TypeError: anything else. ValueError: NaN, or too large for a float."""
     if not isinstance(value, numbers.Real):

@@ -253,7 +253,7 @@ def _what_fits(planner: Planner, choice: CacheChoice, n_ctx: int) -> int:
         return n_ctx
     tell(
         f"the context is {largest} tokens, the most that fits in {format_bytes(planner.limit)}, not {n_ctx}: "
-        "n_ctx (--ctx) insists"
+        "give n_ctx (--ctx) to require it"
     )
     return largest
 

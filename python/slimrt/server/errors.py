@@ -46,6 +46,12 @@ class Refusal(Exception):
         return found
 
 
+def timed_out(seconds: float, code: str) -> Refusal:
+    """503 for a request that was not processed within a time limit. code: the limit's."""
+    message = f"the request was not processed within {seconds:g} s"
+    return Refusal(503, message, code, retry_after=max(round(seconds), 1))
+
+
 def refusal_of(error: Exception, param: str | None = None, schema_field: str = "json_schema") -> Refusal:
     """The response for an exception of the library: 400 if the request is at fault, else 500 without details.
 
@@ -61,4 +67,4 @@ def refusal_of(error: Exception, param: str | None = None, schema_field: str = "
         error, (OSError, MemoryError, DeviceError)
     ):
         return Refusal(400, str(error), "invalid_value", param=param)
-    return Refusal(500, f"the server failed at this request ({type(error).__name__}); its log says more", "internal")
+    return Refusal(500, f"the server failed on this request ({type(error).__name__}); its log says more", "internal")

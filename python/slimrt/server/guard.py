@@ -54,13 +54,13 @@ class Access:
             if _is_address(name):
                 return
         if name not in known:
-            raise Refusal(403, f"this server does not go by the name of '{host:.200}'", "host_not_allowed")
+            raise Refusal(403, f"this server does not answer to the name '{host:.200}'", "host_not_allowed")
 
     def check_origin(self, origin: str, host: str) -> None:
         """Refuse requests of pages from other origins that are not allowed. Refusal 403."""
         if not self.allows(origin) and origin.lower().partition("://")[2] != host.lower():
             raise Refusal(
-                403, f"pages of '{origin:.200}' may not ask this server (--cors-origins says which may)",
+                403, f"pages of '{origin:.200}' may not use this server (--cors-origins lists those that may)",
                 "origin_not_allowed",
             )  # fmt: skip
 
@@ -81,7 +81,7 @@ class Access:
         elif scheme.lower() == "bearer":
             offered = text.strip().encode("latin-1")  # headers were decoded as Latin-1
         if not any([hmac.compare_digest(offered, key.encode()) for key in self.keys]):  # a list: constant time
-            raise Refusal(401, "this server wants a key: Authorization: Bearer KEY", "invalid_api_key")
+            raise Refusal(401, "this server requires a key: Authorization: Bearer KEY", "invalid_api_key")
         return offered.decode("utf-8", "replace")
 
 

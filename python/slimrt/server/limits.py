@@ -109,8 +109,8 @@ class Places:
         if self.texts + texts > self.limit:
             raise Refusal(
                 429,
-                f"the server has all the work it takes on, {self.texts} texts of {self.limit} (--parallel and "
-                "--max-queue): ask again later",
+                f"the server's queue is full, {self.texts} texts of {self.limit} (--parallel and "
+                "--max-queue): try again later",
                 "queue_full",
                 retry_after=self.retry_after(),
             )

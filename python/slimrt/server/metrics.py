@@ -30,7 +30,7 @@ class Metrics:
         self.queued = self._histogram("queue_seconds", "From a request to its first step.")
         self.whole = self._histogram("request_seconds", "From a request to the end of its answer.")
         self.tokens = self._counter("tokens", "Tokens of prompts computed and reused, and generated.", "kind")
-        self.drafts = self._counter("drafts", "Tokens guessed and checked, and of them right.", "kind")
+        self.drafts = self._counter("drafts", "Tokens drafted, and of them accepted.", "kind")
         self.requests = self._counter("requests", "Requests by route and status.", "route", "status")
         self.cancelled = self._counter("cancelled", "Requests that were ended early.", "reason")
         self.preempted = Counter("slimrt_preemptions", "Times that a text gave up its rows.", registry=self._registry)

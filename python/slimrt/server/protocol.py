@@ -120,7 +120,7 @@ def chat_request(call: str, given: Json, limits: Limits) -> ChatRequest:
     fields = _Fields(call, given, limits)
     messages = fields.required("messages", list)
     if not 1 <= len(messages) <= limits.max_messages:
-        raise fields.wrong("messages", f"there must be 1 to {limits.max_messages} messages, not {len(messages)}")
+        raise fields.wrong("messages", f"give 1 to {limits.max_messages} messages, not {len(messages)}")
     variables = fields.take("chat_template_kwargs", dict)
     if any(isinstance(value, (dict, list)) for value in (variables or {}).values()):
         raise fields.wrong("chat_template_kwargs", "chat_template_kwargs are texts, numbers, true or false")

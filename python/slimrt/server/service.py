@@ -14,7 +14,7 @@ from slimrt.generation.masks import MASKS
 from slimrt.generation.search import Task
 from slimrt.model import Model
 from slimrt.server.engine_thread import EngineThread
-from slimrt.server.errors import Refusal
+from slimrt.server.errors import Refusal, timed_out
 from slimrt.server.exchange import ClientGone, Exchange
 from slimrt.server.limits import Limits, Places
 from slimrt.server.metrics import Metrics
@@ -69,7 +69,7 @@ class Service:
         state = self.state
         if self._model is None or state != "ok":
             words = {"loading": "the model is being loaded", "draining": "the server is about to end",
-                     "stuck": "the model does not move any more"}  # fmt: skip
+                     "stuck": "a step of the model does not end"}  # fmt: skip
             raise Refusal(503, words[state], state, retry_after=5)
         return self._model
 
@@ -101,10 +101,7 @@ class Service:
                 most = limits.request_timeout if begun else limits.queue_timeout
                 if not await exchange.wait(began + most - time.perf_counter()) and time.perf_counter() >= began + most:
                     self.metrics.cancelled.labels("timeout" if begun else "queue").inc()
-                    raise Refusal(
-                        503, f"the model had no time for this within {most:g} s",
-                        "request_timeout" if begun else "queue_timeout", retry_after=max(round(most), 1),
-                    )  # fmt: skip
+                    raise timed_out(most, "request_timeout" if begun else "queue_timeout")
             return [one.result() for one in tickets]
         except ClientGone:
             self.metrics.cancelled.labels("gone").inc()
@@ -145,21 +142,29 @@ class Service:
             return
         loop, info = self.thread.loop, self._model.info()
         assert loop is not None
-        self.metrics.watch("texts_running", "Texts that the model makes now.", lambda: loop.running)
-        self.metrics.watch("texts_waiting", "Texts that wait for the model.", lambda: loop.waiting)
+        self.metrics.watch("texts_running", "Texts that are decoded now.", lambda: loop.running)
+        self.metrics.watch("texts_waiting", "Texts in the queue.", lambda: loop.waiting)
         if self._model._runtime.source.kind == "text":
             prefixes = prefixes_of(self._model._runtime)
-            self.metrics.watch("prefixes_found", "Texts that went on from what others had left.", lambda: prefixes.hits)
-            self.metrics.watch("blocks_evicted", "That left texts gave up.", lambda: prefixes.evicted)
-            self.metrics.watch("blocks", "Of 32 tokens, in the cache.", lambda: self._blocks[0])
-            self.metrics.watch("blocks_free", "That nobody holds, a second ago.", lambda: self._blocks[1])
-            self.metrics.watch("blocks_left", "That left texts hold, a second ago.", lambda: self._blocks[2])
-        self.metrics.watch("masks", "Made for grammars, beside the steps that they are for.", lambda: MASKS.made)
-        self.metrics.watch("mask_seconds_mean", "That a mask takes.", lambda: MASKS.seconds / max(MASKS.made, 1))
-        self.metrics.watch("mask_wait_seconds", "That steps waited for masks, in all.", lambda: MASKS.waited)
-        self.metrics.watch("places_taken", "Texts of all requests taken on.", lambda: self.places.texts)
-        self.metrics.watch("tokens_per_second", "Computed, while there was work.", lambda: self.places.rate)
-        self.metrics.watch("context_tokens", f"Of a sequence; cache {kinds(info['layers'])}.", lambda: info["n_ctx"])
+            self.metrics.watch("prefixes_found", "Texts that reused a cached prefix.", lambda: prefixes.hits)
+            self.metrics.watch(
+                "blocks_evicted", "Blocks of cached prefixes that were evicted.", lambda: prefixes.evicted
+            )
+            self.metrics.watch("blocks", "Blocks of 32 tokens in the cache.", lambda: self._blocks[0])
+            self.metrics.watch("blocks_free", "Those that were free a second ago.", lambda: self._blocks[1])
+            self.metrics.watch("blocks_left", "Those that cached prefixes held a second ago.", lambda: self._blocks[2])
+        self.metrics.watch("masks", "Token masks made for grammars.", lambda: MASKS.made)
+        self.metrics.watch(
+            "mask_seconds_mean", "Mean time that a mask takes.", lambda: MASKS.seconds / max(MASKS.made, 1)
+        )
+        self.metrics.watch("mask_wait_seconds", "Time that steps waited for masks, in total.", lambda: MASKS.waited)
+        self.metrics.watch("places_taken", "Texts of all accepted requests.", lambda: self.places.texts)
+        self.metrics.watch(
+            "tokens_per_second", "Tokens computed per second while there was work.", lambda: self.places.rate
+        )
+        self.metrics.watch(
+            "context_tokens", f"Context length of a sequence; cache {kinds(info['layers'])}.", lambda: info["n_ctx"]
+        )
 
     def _loaded(self) -> Model:
         model = self._load()

@@ -15,7 +15,7 @@ from slimrt.openai.responses import Head, Json
 from slimrt.results import Generation, TokenLogprob
 from slimrt.runtime.session import as_prompt
 from slimrt.server.engine_thread import EngineThread, Making, News
-from slimrt.server.errors import Refusal, refusal_of
+from slimrt.server.errors import refusal_of, timed_out
 from slimrt.server.exchange import ClientGone, Exchange
 from slimrt.server.limits import Limits, Place, Places
 from slimrt.server.metrics import Metrics
@@ -140,10 +140,7 @@ class Texts:
                 ping += _PING_EVERY
             else:
                 self._metrics.cancelled.labels("queue").inc()
-                raise Refusal(
-                    503, f"the model had no time for this within {self._limits.queue_timeout:g} s", "queue_timeout",
-                    retry_after=max(round(self._limits.queue_timeout), 1),
-                )  # fmt: skip
+                raise timed_out(self._limits.queue_timeout, "queue_timeout")
         self._raise_error()
 
     async def _wait_for_text(self, thread: EngineThread) -> None:

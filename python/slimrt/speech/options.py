@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, TypedDict
 
 from slimrt.generation.options import OnProgress
-from slimrt.plumbing.arguments import check_function, check_seed, exponent, real, whole
+from slimrt.plumbing.arguments import check_function, check_seed, exponent, positive, real, whole
 from slimrt.speech.audio import MAX_SECONDS
 from slimrt.speech.languages import code_of
 from slimrt.speech.records import Segment, TranscriptionInfo
@@ -100,8 +100,7 @@ class Transcription:
 
     def __post_init__(self) -> None:
         for name in ("num_beams", "best_of"):
-            if whole(name, getattr(self, name)) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            positive(name, getattr(self, name))
         for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"):
             if getattr(self, name) is not None:
                 real(name, getattr(self, name))
@@ -119,8 +118,8 @@ class Transcription:
             object.__setattr__(self, "language", code_of(self.language))  # the dataclass is frozen
         self._check_clips()
         self._check_search()
-        if self.batch_size is not None and whole("batch_size", self.batch_size) < 1:
-            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        if self.batch_size is not None:
+            positive("batch_size", self.batch_size)
         check_seed(self.seed)
         for name in ("on_progress", "on_segment", "on_result"):
             check_function(name, getattr(self, name))
@@ -133,10 +132,10 @@ class Transcription:
             raise ValueError(f"num_beams={self.num_beams} search at temperature 0, and none of {self.temperature} is 0")
         if self.best_of > 1 and max(self.temperatures) == 0:
             raise ValueError(
-                f"best_of={self.best_of} texts are drawn at temperatures above 0: give one with temperature"
+                f"best_of={self.best_of} texts are sampled at temperatures above 0: give one with temperature"
             )
         if self.patience != 1 and self.num_beams == 1:
-            raise ValueError(f"patience={self.patience} is about beams: give num_beams too")
+            raise ValueError(f"patience={self.patience} is for beam search: give num_beams too")
         if self.length_penalty != 1 and max(self.num_beams, self.best_of) == 1:
             raise ValueError(f"length_penalty={self.length_penalty} compares texts: give num_beams or best_of too")
 
@@ -155,7 +154,7 @@ class Transcription:
             try:
                 given = [float(part) for part in given.split(",")]
             except ValueError:
-                raise ValueError(f"clip_timestamps must be seconds with commas between, got '{given}'") from None
+                raise ValueError(f"clip_timestamps must be seconds separated by commas, got '{given}'") from None
         return [real("clip_timestamps", time) for time in _listed("clip_timestamps", given)]
 
     def clips(self, duration: float) -> list[tuple[float, float]]:

@@ -57,7 +57,7 @@ def detect_languages(
     require(runtime, "whisper", to="detect a language")
     model = whisper_model(runtime)
     if not model.tokens.languages:
-        raise UnsupportedError("this model knows English alone: there is no language to detect")
+        raise UnsupportedError("this model is for English only: there is no language to detect")
     window, heard = model.n_frames * HOP, []
     for sound in _read(audios, sample_rate, options.max_seconds):
         skipped = _without_silence(sound, options.voice)
@@ -174,7 +174,7 @@ def _following_heads(runtime: Runtime, named: tuple[tuple[int, int], ...], words
 
 def _moonshine_maker(runtime: Runtime, options: Transcription) -> Maker:
     if options.word_timestamps:
-        raise UnsupportedError("Moonshine tells no times of words")
+        raise UnsupportedError("Moonshine has no word times")
     if options.language not in (None, "en") or options.task != "transcribe":
         raise UnsupportedError("Moonshine transcribes English, and nothing else")
     for name in _WHISPER_ONLY:
