@@ -76,6 +76,11 @@ def third_party(name: str) -> Path:
     return path
 
 
+def ids_of(seed: int, n: int) -> np.ndarray:
+    """Random token ids (n,) of the small models, without their control tokens."""
+    return np.random.default_rng(seed).integers(3, 100, n).astype(np.int32)
+
+
 def relative(got: np.ndarray, wanted: np.ndarray) -> float:
     """Largest difference, relative to the largest value; not a number anywhere: infinite."""
     assert got.shape == wanted.shape, (got.shape, wanted.shape)

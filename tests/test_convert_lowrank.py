@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import slimrt
-from conftest import GOLDEN, relative
+from conftest import GOLDEN, ids_of, relative
 from slimrt import CacheUnsupportedError, core
 from slimrt.converter import convert as tool
 from slimrt.folding.lowrank import ChannelPlane, levels_text
 from slimrt.modelfile.gguf import read_gguf
-from test_windows import ids_of
 
 TALE = Path(__file__).parent.parent / "models" / "tale-llama.gguf"
 USUAL = "q2@0.5+q4*0.1"

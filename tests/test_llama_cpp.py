@@ -45,7 +45,6 @@ ONE_EPSILON = 1e-4  # it has one for all norms
 OTHER_EPSILON = ("glm4_moe_lite",)  # of the norms of latents
 OWN_ACTIVATION = {"gelu_erf": "gelu_tanh", "relu_squared": "silu"}  # it knows no other of these architectures
 GELU = ("bloom", "gemma", "gemma2", "gemma3", "gemma4")  # architectures that have it where the file does not say
-ROPE = {"rope_freqs", "rope_factors_long", "rope_factors_short"}  # of any architecture
 NAMED = [
     name for name, tiny in MODELS.items() if tiny.family not in ("opt", "openlm")
 ]  # of which llama.cpp knows the architecture

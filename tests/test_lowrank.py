@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import slimrt
-from conftest import GOLDEN, ISAS, decode, derived, open_engine, relative
+from conftest import GOLDEN, ISAS, decode, derived, ids_of, open_engine, relative
 from folds import fold_lowrank
 from gguf_shapes import Shape, write_random
 from pairwise import pairwise
@@ -25,7 +25,7 @@ from remembered import remembered
 from slimrt import _core
 from slimrt.folding.fold import fold_layers
 from test_regions import N_CTX, same_rounding
-from test_windows import appended, ids_of
+from test_windows import appended
 
 SAME = 2e-5  # the order of float32 sums
 USUAL = "q2@0.5+q4*0.1"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slimrt
-from conftest import GOLDEN, rms
+from conftest import GOLDEN, ids_of, rms
 from gguf_shapes import Shape, write_random
 from reference_formats import half_above
 from reference_modes import BLOCK, CACHE_MODES, Level, lowrank_levels
@@ -19,7 +19,7 @@ from slimrt.folding.gate import white_sample
 from slimrt.folding.lowrank import factors, second_moments
 from slimrt.modelfile.gguf import read_gguf
 from test_lowrank import USUAL, engine_of
-from test_windows import appended, ids_of
+from test_windows import appended
 
 
 # ---------------------------------------------------------------- what is stored, to the bit

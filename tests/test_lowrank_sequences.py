@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import slimrt
-from conftest import GOLDEN, derived, open_engine, relative
+from conftest import GOLDEN, derived, ids_of, open_engine, relative
 from reference import Reference
 from test_lowrank import SAME, USUAL, appended_at_once, engine_of, near
 from test_regions import N_CTX, Operations, run_operations
-from test_windows import appended, ids_of, interrupted
+from test_windows import appended, interrupted
 
 
 @pytest.mark.parametrize("more", ["", "+predict"])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import slimrt
-from conftest import GOLDEN, open_engine, relative
+from conftest import GOLDEN, ids_of, open_engine, relative
 from slimrt import _core
 
 SAME = 2e-5  # the order of float32 sums
@@ -24,10 +24,6 @@ LLAMA, GPT2 = MODELS / "tale-llama.gguf", MODELS / "tale-gpt2.gguf"
 EACH_MODE = [("kv", LLAMA), ("k", LLAMA), ("k+r", LLAMA), ("v", GPT2), ("x", GPT2)]
 each_mode = pytest.mark.parametrize(("mode", "path"), EACH_MODE, ids=[mode for mode, _ in EACH_MODE])
 OPTIONS = {"n_ctx": 96, "n_seqs": 4, "cache_tokens": 7 * BLOCK, "n_batch": 40}
-
-
-def ids_of(seed: int, n: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(3, 100, n).astype(np.int32)
 
 
 def filled(engine: _core.Engine, n: int, seed: int = 0) -> int:

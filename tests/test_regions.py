@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, precondition, rule
 
 import slimrt
-from conftest import GOLDEN, decode, derived, open_engine, relative, rms
+from conftest import GOLDEN, decode, derived, ids_of, open_engine, relative, rms
 from pairwise import pairwise
 from reference import Reference
 from reference_modes import BLOCK, RECENT
 from remembered import remembered
 from slimrt import _core
-from test_windows import ids_of, interrupted
+from test_windows import interrupted
 
 FLOAT32 = 2e-6  # of all logits: sums in float32
 SAME_ROUNDING = 0.5  # of what rounding does to them, see test_cache_modes.py

@@ -10,7 +10,7 @@ import pytest
 
 import slimrt
 import test_cache_modes_residual as residual
-from conftest import GOLDEN, ISAS, decode, derived, open_engine, relative
+from conftest import GOLDEN, ISAS, decode, derived, ids_of, open_engine, relative
 from reference import Reference
 from scored import capped, with_sinks
 from slimrt import _core, core
@@ -20,7 +20,6 @@ from slimrt.folding.window import KeyNoise, Window
 from slimrt.modelfile.gguf import read_gguf
 from test_cache_modes import IDS, N_PREFILL, check
 from test_regions import N_CTX, same_rounding
-from test_windows import ids_of
 
 CAPPED = [
     ("llama_mha", "kv"),

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 import slimrt
-from conftest import GOLDEN, decode, open_engine, relative
+from conftest import GOLDEN, decode, ids_of, open_engine, relative
 
 SAME = 2e-5
-BLOCK = 32  # tokens in a block of the cache (plan.py)
 MODELS = [("llama_gqa_tied", "kv"), ("llama_mha", "k"), ("mistral_window", "kv"), ("gpt2_erf", "x"), ("gpt2_erf", "v")]
 MODELS += [
     ("llama_gqa_tied", "k+r"),
@@ -28,10 +27,6 @@ MODELS += [
     ("mpt", "v"),
 ]
 each_model = pytest.mark.parametrize(("name", "mode"), MODELS, ids=[f"{n}-{m}" for n, m in MODELS])
-
-
-def ids_of(seed: int, n: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(3, 100, n).astype(np.int32)
 
 
 def last(engine, sequence: int, ids: np.ndarray) -> np.ndarray:

@@ -14,14 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conftest import decode, derived, open_engine, rms
+from conftest import decode, derived, ids_of, open_engine, rms
 from gguf_shapes import Shape, write_random
 from reference import Reference
 from remembered import remembered
 from slimrt import _core, convert
 from slimrt.errors import ModelFormatError
 from test_regions import same_rounding
-from test_windows import ids_of
 
 KEY = "slimrt.cache.owners"
 OWNERS = [0, 0, 2, 0, 4, 4]  # two layers apart, with a layer of its own between, and neighbours

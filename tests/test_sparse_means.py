@@ -8,17 +8,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conftest import GOLDEN, RANK, open_engine, relative
+from conftest import GOLDEN, RANK, ids_of, open_engine, relative
 from reference import Reference
 from slimrt import _core
 
 STRETCH = 1024  # csrc/core/dtype.h
 DELTA = 0.2  # what the golden models' weak attention spares is then nearly all of it, so that means are what is read
 CASES = [("llama_mha", "k"), ("llama_gqa_tied", "k+r"), ("bloom", "x"), ("phi2", "xr"), ("deepseek2", "latent")]
-
-
-def ids_of(seed: int, n: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(3, 100, n).astype(np.int32)
 
 
 class Sequences:

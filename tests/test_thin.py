@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 
 import slimrt
-from conftest import GOLDEN, open_engine, relative
+from conftest import GOLDEN, ids_of, open_engine, relative
 from reference import Reference
 
 BLOCK = 32
-
-
-def ids_of(seed: int, n: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(3, 100, n).astype(np.int32)
 
 
 @pytest.fixture

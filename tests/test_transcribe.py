@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -39,13 +38,6 @@ from slimrt.speech.mel import log_mel
 from slimrt.speech.pauses import cut_at_segment, cut_at_sentences, usual_duration
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
-
-Script = Callable[[float, list[int]], list[int]]
-
-
-def loudness(window: np.ndarray) -> float:
-    """What of a sound the script knows a window by: where its first frames are loud, how loud."""
-    return round(float(window[5].max()), 1)
 
 
 def sound(*parts: tuple[float, float]) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import slimrt
-from conftest import GOLDEN, open_engine, relative
+from conftest import GOLDEN, ids_of, open_engine, relative
 from gguf_shapes import Shape, write_random, write_sparse
 from reference import Reference
 from slimrt import _core
@@ -18,10 +18,6 @@ SAME = 2e-5  # the order of float32 sums
 REFERENCE = 1e-4  # of float32 against float64
 WINDOWS = {"mistral_window": 13, "mistral_mha": 11}
 BLOCK = 32
-
-
-def ids_of(seed: int, n: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(3, 100, n).astype(np.int32)
 
 
 def kept_rows(window: int, step: int) -> int:
