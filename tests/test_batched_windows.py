@@ -126,5 +126,5 @@ def test_the_language_alone(path):
 def test_a_model_of_one_language_detects_none(path, monkeypatch):
     model = scripted_model(path, Speaker(constant(HELLO)))
     monkeypatch.setattr("slimrt.speech.vocabulary.LANGUAGES", {})
-    with pytest.raises(UnsupportedError, match="knows English alone"):
+    with pytest.raises(UnsupportedError, match="is for English only"):
         model.detect_language(sound((1.0, 0.3)))

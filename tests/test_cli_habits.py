@@ -167,6 +167,20 @@ def test_help_has_groups_and_examples(run):
     assert "usage: slimrt convert MODEL -o OUT [flags]\n" in run("convert", "--help")[1]
 
 
+@pytest.mark.parametrize(
+    ("verb", "title", "flags"),
+    [
+        ("generate", "structured output", {"--json-schema", "--grammar", "--regex", "--choice"}),
+        ("chat", "structured output", {"--json-schema", "--grammar", "--regex", "--choice"}),
+        ("convert", "cache mode lowrank", {"--bits", "--share", "--sinks", "--group", "--heads", "--predict"}),
+    ],
+)
+def test_a_group_of_help_has_its_own_flags_alone(run, verb, title, flags):
+    group = re.search(rf"\n{title}[^\n]*:\n(.*?)\n\n", run(verb, "--help")[1], re.DOTALL)
+    listed = re.findall(r"^  (-\S.*?)(?:  |$)", group[1], re.MULTILINE)
+    assert {next(word for word in re.findall(r"[^\s,]+", line) if word.startswith("--")) for line in listed} == flags
+
+
 def test_twins_mean_the_same_in_every_verb(monkeypatch):
     """A variable that is meant for one verb must be right for another."""
     from slimrt.cli.flags import Adder
