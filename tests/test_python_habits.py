@@ -27,6 +27,8 @@ from slimrt.plumbing.keywords import ADVICE, ELSEWHERE
 from slimrt.results import CacheComparison, CacheQuality
 from slimrt.speech.records import Segment, TranscriptionInfo
 
+SHIPPED = TESTS.parent / "models"
+
 
 def calls(model):
     """Each call of a model with one positional argument that it takes or that does not matter."""

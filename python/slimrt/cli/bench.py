@@ -29,7 +29,7 @@ from slimrt.cli.common import (
     write_out,
 )
 from slimrt.cli.values import count, is_cache, is_number, lower, positive
-from slimrt.info import Info, Plan
+from slimrt.info import Info, LayerInfo, Plan
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing import progress
 from slimrt.plumbing.files import check_target
@@ -223,7 +223,7 @@ class Bench:
         file, key = self.source.file, f"{self.info['architecture']}.attention.sliding_window"
         window = int(file.value(key)) if key in file.keys() else tokens
 
-        def layers(n_ctx: int) -> list[core.LayerInfo]:
+        def layers(n_ctx: int) -> list[LayerInfo]:
             return core.plan(file, n_ctx=n_ctx, n_batch=1, **choice.arguments(self.source))["layers"]
 
         if tokens <= window:

@@ -14,7 +14,15 @@ from slimrt import core
 from slimrt.errors import UnsupportedError
 from slimrt.generation.grammar import CONSTRAINTS, Grammar, source_of
 from slimrt.plumbing.arguments import (
-    check_function, check_seed, check_switch, count, exponent, positive, real, unknown, whole,
+    check_function,
+    check_seed,
+    check_switch,
+    count,
+    exponent,
+    positive,
+    real,
+    unknown,
+    whole,
 )  # fmt: skip
 
 PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "dry_multiplier": 0.0}
