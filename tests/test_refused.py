@@ -13,8 +13,6 @@ from gguf_shapes import Shape, write_random
 from slimrt import _core
 from test_bad_input import half, ones, outcomes
 
-YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
-
 # Architecture, change of metadata or tensors, error, what it must name.
 FAMILIES = {
     "odd rotation": ("gptneox", {"rope.dimension_count": 3}, {}, slimrt.ModelFormatError, "dimension_count is odd"),
@@ -179,57 +177,6 @@ FAMILIES = {
         slimrt.UnsupportedError,
         "a RoPE of layers with a window that differs",
     ),
-    "scores of another scale": (
-        "llama",
-        {"attention.scale": 0.5},
-        {},
-        slimrt.UnsupportedError,
-        "attention.scale is 0.5",
-    ),
-    "logits of another scale": ("qwen3", {"logit_scale": 4.0}, {}, slimrt.UnsupportedError, "qwen3.logit_scale is 4"),
-    "residuals of another scale": (
-        "gemma2",
-        {"residual_scale": 0.2},
-        {},
-        slimrt.UnsupportedError,
-        "residual_scale is 0.2, which is not supported in architecture 'gemma2'",
-    ),
-    "q, k and v that are clamped": (
-        "olmoe",
-        {"attention.clamp_kqv": 8.0},
-        {},
-        slimrt.UnsupportedError,
-        "clamp_kqv is 8",
-    ),
-    "q that grow": ("llama", {"attention.temperature_scale": 0.1}, {}, slimrt.UnsupportedError, "temperature_scale is"),
-    "ALiBi beside RoPE": (
-        "llama",
-        {"attention.max_alibi_bias": 8.0},
-        {},
-        slimrt.UnsupportedError,
-        "max_alibi_bias is 8",
-    ),
-    "a router's cap": (
-        "olmoe",
-        {"router_logit_softcapping": 30.0},
-        {},
-        slimrt.UnsupportedError,
-        "router_logit_softcapp",
-    ),
-    "YaRN of another magnitude": (
-        "llama",
-        {**YARN, "rope.scaling.yarn_attn_factor": 1.0},
-        {},
-        slimrt.UnsupportedError,
-        "yarn_attn_factor is 1, and only 1.138",
-    ),
-    "YaRN in part": (
-        "llama",
-        {**YARN, "rope.scaling.yarn_ext_factor": 0.5},
-        {},
-        slimrt.UnsupportedError,
-        "yarn_ext_factor is 0.5, and only 1",
-    ),
     "no K": ("gemma4", {}, {"blk.1.attn_k.weight": None}, slimrt.ModelFormatError, "1.attn_k.weight"),
     "both layouts": ("phi2", {}, {"blk.0.attn_qkv.weight": half(96, 32)}, slimrt.SlimrtError, "attn_qkv.bias"),
 }
@@ -244,14 +191,6 @@ def test_what_a_family_must_and_must_not_have(case, tmp_path):
     for load in (_core.Engine, _core.plan):
         with pytest.raises(error, match=name):
             load(str(path), n_ctx=8)
-
-
-def test_numbers_that_say_what_is_so_anyway_are_read(tmp_path):
-    """Keys that an architecture does not need, with the value that it computes with."""
-    said = {"attention.scale": 8**-0.5, "residual_scale": 1.0, "logit_scale": 1.0, "attention.clamp_kqv": 0.0}
-    said |= {**YARN, "rope.scaling.yarn_attn_factor": 1 + 0.1 * np.log(4), "rope.scaling.yarn_ext_factor": 1.0}
-    path = write_random(tmp_path / "model.gguf", Shape(32, 2, 4, 64, d_ff=48, n_vocab=50, arch="llama"), said)
-    assert outcomes([path]) == {"model.gguf": "ok"}
 
 
 # Architecture in GGUF, model type of Hugging Face, what is said of them.

@@ -119,33 +119,6 @@ void read_encoder(const GgufFile& file, const std::string& prefix, ModelConfig& 
              c.relative_buckets, " and relative_max_distance ", c.relative_distance, " do not go together");
 }
 
-/// Refuses a file that says a scale or bound which this architecture does not have: only some of them read
-/// these keys, and to leave one out would make another model.
-void refuse_unread(const GgufFile& file, const std::string& prefix, const ModelConfig& c) {
-    const double slope = c.architecture->positions == Positions::alibi ? c.alibi_bias : 0;
-    const struct {
-        const char* key;
-        double used, or_used;  // what the model computes with; a logit_scale may multiply or divide
-    } numbers[] = {
-        {"embedding_scale", c.embedding_scale, c.embedding_scale},
-        {"residual_scale", c.residual_scale, c.residual_scale},
-        {"logit_scale", c.output_scale, 1 / c.output_scale},
-        {"attention.scale", c.score_scale, c.score_scale},
-        {"attention.output_scale", 1, 1},
-        {"attention.clamp_kqv", c.clamp_kqv, c.clamp_kqv},
-        {"attention.max_alibi_bias", slope, slope},
-        {"attention.temperature_scale", c.temperature_scale, c.temperature_scale},
-        {"router_logit_softcapping", 0, 0},
-    };
-    for (const auto& [key, used, or_used] : numbers) {
-        const double said = file.number(prefix + key, used);
-        const auto is = [&](double value) { return std::abs(said - value) <= 1e-5 * std::abs(value); };
-        if (!is(used) && !is(or_used))
-            fail(ErrorCode::unsupported, file.path(), ": ", prefix, key, " is ", said,
-                 ", which is not supported in architecture '", c.architecture->name, "'");
-    }
-}
-
 /// Checks what the architecture's configure() read.
 void require_sane(const GgufFile& file, const ModelConfig& c) {
     for (const float scale :
@@ -268,7 +241,6 @@ ModelConfig read_config(const GgufFile& file) {
         for (LayerConfig& layer : c.layers) layer.rope = -1;
     if (c.architecture->configure) c.architecture->configure(file, prefix, c);
     require_sane(file, c);
-    refuse_unread(file, prefix, c);
     return c;
 }
 

@@ -54,16 +54,6 @@ double magnitude(const RopeConfig& r, int64_t n_ctx_train) {
     return stretch > 1 ? std::sqrt(1 + std::log(stretch) / std::log(double(r.n_ctx_orig))) : 1;
 }
 
-/// Refuses what converters copy from a config of YaRN and programs read in different ways, or not at all: an
-/// attention factor other than the magnitude that the other keys say, and a part of the ramp.
-void refuse_other_yarn(const ModelConfig& c, const GgufFile& file, double magnitude) {
-    const std::string prefix = std::string(c.architecture->name) + ".rope.scaling.yarn_";
-    for (const auto& [key, usual] : {std::pair("attn_factor", magnitude), std::pair("ext_factor", 1.0)})
-        if (const double said = file.number(prefix + key, usual); std::abs(said - usual) > 1e-5 * usual)
-            fail(ErrorCode::unsupported, file.path(), ": ", prefix, key, " is ", said, ", and only ", usual,
-                 " is supported with the other keys of YaRN here; convert the model's directory with slimrt");
-}
-
 }  // namespace
 
 RopeFrequencies rope_frequencies(const ModelConfig& c, const RopeConfig& r, const GgufFile& file,
@@ -71,7 +61,6 @@ RopeFrequencies rope_frequencies(const ModelConfig& c, const RopeConfig& r, cons
     const std::vector<float> factors = pair_factors(r, file, n_ctx);
     RopeFrequencies out;
     out.magnitude = magnitude(r, c.n_ctx_train);
-    if (r.scaling == RopeScaling::yarn) refuse_other_yarn(c, file, out.magnitude);
     for (int i = 0; i < r.n_rot / 2; ++i) {
         double f = r.scaling == RopeScaling::yarn ? yarn_frequency(r, c.architecture->whole_ramp, i)
                                                   : frequency(r, i);
