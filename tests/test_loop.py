@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from functools import cache
 from pathlib import Path
 
@@ -274,13 +273,15 @@ def test_a_stream_that_nobody_reads_holds_nobody_up():
 
 
 def test_closing_waits_for_calls_of_other_threads():
-    model, found = load(), []
-    thread = threading.Thread(
-        target=lambda: found.append(model.generate(STORY, max_tokens=60, ignore_eos=True, **GREEDY))
-    )
+    model, found, begun = load(), [], threading.Event()
+
+    def work():
+        told = {"on_progress": lambda *_: begun.set()}
+        found.append(model.generate(STORY, max_tokens=60, ignore_eos=True, **told, **GREEDY))
+
+    thread = threading.Thread(target=work)
     thread.start()
-    while not loop_of(model._runtime).running:
-        time.sleep(0.001)
+    assert begun.wait(60)
     model.close()
     thread.join()
     assert len(found[0].tokens) == 60
