@@ -10,6 +10,9 @@ namespace slimrt {
 namespace {
 
 const Architecture& find_architecture(const GgufFile& file) {
+    if (file.string("general.type", "model") == "adapter")
+        fail(ErrorCode::format, file.path(), ": is no model but an adapter: slimrt convert MODEL --lora ",
+             file.path(), " -o OUT merges it into its model");
     const std::string name = file.string("general.architecture");
     std::string known;
     for (const Architecture* a : architectures()) {

@@ -21,6 +21,8 @@ def add_flags(flags: Flags) -> None:
     flags.model()
     flags.add("-o", "--output", "--out", required=True, metavar="OUT", help="the file to write")
     flags.add("--force", action="store_true", help="replace OUT where it exists")
+    flags.add("--lora", action="append", default=[], metavar="ADAPTER[:SCALE]", help="merge a LoRA adapter: PEFT's "
+              "directory, or a GGUF file; may be given several times")  # fmt: skip
     types = "f32, f16, bf16, q8_0, q4_0, q4_k, q4_k_m, q5_k, q6_k"
     flags.add("--outtype", type=lower, metavar="TYPE", help=f"type of the weights: {types}; default: as they are")
     flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare the logits with those of the source "
@@ -149,6 +151,7 @@ def _convert(args: argparse.Namespace) -> ConvertReport:
         cross=args.cross,
         cross_type=args.cross_type,
         sparse=args.sparse,
+        lora=args.lora,
         verify=args.verify,
         allow_lossy=args.allow_lossy,
         progress=show_progress(args),

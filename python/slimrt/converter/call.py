@@ -40,6 +40,7 @@ def convert(
     cross: str | None = None,
     cross_type: str = "auto",
     sparse: bool = False,
+    lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     verify: bool | str | os.PathLike[str] | None = None,
     allow_lossy: bool = False,
     progress: bool | None = None,
@@ -92,6 +93,9 @@ def convert(
         sparse: for "k", "k+r", "x", "xr": find the largest sparse_delta that adds at most 1e-4 nats to the KL
             divergence of the cache from kv f32, on the calibration text and on a text in which parts of it are
             repeated; it is written to the file, for sparse_delta "auto".
+        lora: LoRA adapters that are merged into the weights before all else, each with ":SCALE" behind its path or
+            without: directories of PEFT (adapter_config.json, adapter_model.safetensors) for a Hugging Face directory,
+            GGUF files of llama.cpp's converter for any source.
         verify: compare logits of source and result on a text file; True or "": on the built-in text (on arbitrary
             tokens if the model has no tokenizer). An encoder is given the same text, or noise.
         allow_lossy: convert for a mode although its error of V, predicted or measured, is over 5 % in a layer; loading
@@ -143,6 +147,7 @@ def convert(
         cross=cross,
         cross_type=cross_type,
         sparse=sparse,
+        lora=lora,
         verify=verify,
         allow_lossy=allow_lossy,
         progress=wanted(progress),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts models from Hugging Face directories, GGUF or whisper.cpp's ggml to GGUF, folded and requantised."""
+"""Converts models from Hugging Face directories, GGUF or whisper.cpp's ggml to GGUF: merged with adapters, folded and
+requantised."""
 
 from __future__ import annotations
 
@@ -34,6 +35,7 @@ from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport
 from slimrt.folding.weights import fold_value_bias
 from slimrt.modelfile.gguf import ModelData, array, check_room, float32, string, uint32, written_gguf
 from slimrt.modelfile.hub import located
+from slimrt.modelfile.lora import Adapters, Named
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_files, source_hash
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING, AUTO, BASELINES, FOLDED
@@ -68,6 +70,7 @@ def convert(
     cross: str | None = None,
     cross_type: str = "auto",
     sparse: bool = False,
+    lora: Named = (),
     verify: bool | str | os.PathLike[str] | None = None,
     allow_lossy: bool = False,
     progress: bool = True,
@@ -80,11 +83,13 @@ def convert(
         exact, allow_lossy, v_heads,
     ).spelled_out()  # fmt: skip
     request, cache = checked(asked), asked.cache
-    _check(source, target, outtype, overwrite)
+    adapters = Adapters.of(lora)
+    _check(source, target, outtype, overwrite, adapters)
     _check_texts(target, cache, calibration, verify)
     sharing = _sharing(cache, kv_layers, kv_heads, merge, shared_keys)
-    plainly = cache is None and cross is None and outtype is None and not sharing
-    model, warnings = read_model(source, keep_fold=plainly, named=(f"--cache {cache}", f"--cross {cross}"))
+    plainly = cache is None and cross is None and outtype is None and not sharing and not adapters
+    folds = (f"--cache {cache}", f"--cross {cross}")
+    model, warnings = read_model(source, keep_fold=plainly, named=folds, adapters=adapters)
     before = Stored(weight_type(model), sum(file.stat().st_size for file in source_files(source)))
     if sharing:
         model, more = share_layers(model, kv_layers, kv_heads, merge, shared_keys)
@@ -98,10 +103,10 @@ def convert(
         check_sparse(model, attention, cache)
     check_cross(model, cross, cross_type)
     check_room(target, model)  # before folding, which takes long and needs still more space
-    compared = _compared(source, verify, show)
+    compared = _compared(source, verify, show, adapters)
     metadata = {
         "slimrt.format_version": uint32(FORMAT_VERSION),
-        "slimrt.source_hash": string(source_hash(source, show)),
+        "slimrt.source_hash": string(source_hash(source, show, adapters)),
     }
     layers, basis = (
         [LayerReport(layer, cache or BASELINES[attention.latent > 0]) for layer in range(attention.n_layers)],
@@ -112,7 +117,7 @@ def convert(
         if cache is not None:
             model = fold_value_bias(model, attention)
         if cache in (*FOLDED, AUTO):
-            plain = source if calibration == "none" else runnable(source, show)
+            plain = source if calibration == "none" else runnable(source, show, adapters)
             with calibrated(plain, model, calibration, folder=spool, show_progress=show) as known:
                 if request.v_heads:
                     known = _keep_v(known, plain_types, request.v_heads, outtype, show)
@@ -233,7 +238,7 @@ def _attention(model: ModelData, request: Request, calibration: Text, verify: bo
     return attention
 
 
-def _check(source: Path, target: Path, outtype: str | None, overwrite: bool) -> None:
+def _check(source: Path, target: Path, outtype: str | None, overwrite: bool, adapters: Adapters) -> None:
     if outtype is not None:
         check_outtype(outtype)
     if not source.exists():
@@ -242,7 +247,7 @@ def _check(source: Path, target: Path, outtype: str | None, overwrite: bool) -> 
     check_utf8(target)
     if not target.exists():
         return
-    if any(target.samefile(file) for file in source_files(source)):
+    if any(target.samefile(file) for file in source_files(source, adapters)):
         raise ValueError(f"{target} is the source itself; write to another file")
     if not overwrite:
         raise FileExistsError(f"{target} exists: name another file, or replace it: --force, overwrite=True in Python")
@@ -261,12 +266,14 @@ def _check_texts(target: Path, cache: str | None, calibration: Text, verify: boo
             raise ValueError(f"{target} is the text to read; write to another file")
 
 
-def _compared(source: Path, verify: bool | Text, show: bool) -> tuple[Path, np.ndarray | None] | None:
+def _compared(
+    source: Path, verify: bool | Text, show: bool, adapters: Adapters
+) -> tuple[Path, np.ndarray | None] | None:
     """What to verify the result against: the source as a runnable file, and ids of a text; None: no verification.
     Errors as text_ids."""
     if verify is None or verify is False:
         return None
-    plain = runnable(source, show)
+    plain = runnable(source, show, adapters)
     return plain, text_ids(plain, None if verify is True else verify or None, MAX_TOKENS)
 
 

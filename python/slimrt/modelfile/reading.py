@@ -16,6 +16,8 @@ from slimrt.modelfile.hf.directory import read_hf
 from slimrt.modelfile.hub import title
 from slimrt.modelfile.hub_files import MODEL_FILES
 from slimrt.modelfile.kept import remember_source
+from slimrt.modelfile.lora import KEY as LORA
+from slimrt.modelfile.lora import Adapters
 from slimrt.modelfile.sharing import KEYS, OWNERS
 from slimrt.modes import FOLD_SUFFIXES
 from slimrt.plumbing import progress as bars
@@ -34,22 +36,36 @@ _KEPT_KEYS = (
     OWNERS,
     KEYS,
     "slimrt.text_part",
+    LORA,
 )
 
 
-def read_model(source: Path, *, keep_fold: bool = False, named: Collection[str] = ()) -> tuple[ModelData, list[str]]:
+NONE = Adapters()
+
+
+def read_model(
+    source: Path, *, keep_fold: bool = False, named: Collection[str] = (), adapters: Adapters = NONE
+) -> tuple[ModelData, list[str]]:
     """Return the model in a Hugging Face directory, a GGUF file or a ggml file of whisper.cpp, and warnings.
 
     Args:
+        adapters: what is merged into its weights.
         keep_fold: keep the folded tensors and cache metadata of an earlier conversion of a GGUF file. Else they are
             dropped, with a warning unless the result will be folded for the same cache.
         named: caches that the result will be folded for, such as "--cache k+r".
 
     Raises:
-        ModelFormatError, UnsupportedError, OSError: see `read_hf`, `read_gguf` and `read_ggml_bin`.
+        ModelFormatError, UnsupportedError, OSError: see `read_hf`, `read_gguf`, `read_ggml_bin`, `Adapters.merged`.
     """
+    model, warnings = _read(source, keep_fold, named, adapters)
+    model, more = adapters.merged(model, source)
+    return model, warnings + more
+
+
+def _read(source: Path, keep_fold: bool, named: Collection[str], adapters: Adapters) -> tuple[ModelData, list[str]]:
+    """The model, with the adapters merged in that are merged into a directory."""
     if source.is_dir():
-        return read_hf(source)
+        return read_hf(source, adapters.peft)
     if is_ggml_bin(source):
         return read_ggml_bin(source)
     model = read_gguf(source)
@@ -90,9 +106,10 @@ def without_folds(model: ModelData) -> ModelData:
     return ModelData(model.metadata, kept)
 
 
-def source_hash(source: Path, show_progress: bool = False) -> str:
-    """Return "sha256:..." of the bytes of a file and its shards, or of a directory's files with names and sizes."""
-    files = source_files(source)
+def source_hash(source: Path, show_progress: bool = False, adapters: Adapters = NONE) -> str:
+    """Return "sha256:..." of the bytes of a file and its shards, or of a directory's files with names and sizes, and of
+    those of adapters."""
+    files = source_files(source, adapters)
     total, done, digest = sum(file.stat().st_size for file in files), 0, hashlib.sha256()
     with bars.bar(show_progress, total, "hashing", "B") as update:
         for file in files:
@@ -106,11 +123,12 @@ def source_hash(source: Path, show_progress: bool = False) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def source_files(source: Path) -> list[Path]:
+def source_files(source: Path, adapters: Adapters = NONE) -> list[Path]:
     """The files from which a model is read. Errors as `core.GgufFile`."""
     if source.is_dir():
-        return model_files(source)
-    return [source] if is_ggml_bin(source) else [Path(path) for path in core.GgufFile(str(source)).paths]
+        return model_files(source) + adapters.files
+    own = [source] if is_ggml_bin(source) else [Path(path) for path in core.GgufFile(str(source)).paths]
+    return own + adapters.files
 
 
 def model_files(directory: Path) -> list[Path]:
@@ -119,9 +137,14 @@ def model_files(directory: Path) -> list[Path]:
 
 
 def cached_gguf(
-    path: str | os.PathLike[str], *, progress: bool = True, on_warning: Callable[[str], object] | None = None
+    path: str | os.PathLike[str],
+    *,
+    progress: bool = True,
+    on_warning: Callable[[str], object] | None = None,
+    adapters: Adapters = NONE,
 ) -> Path:
-    """Convert a Hugging Face directory or ggml file of whisper.cpp once, to a GGUF file in the cache directory.
+    """Convert a Hugging Face directory or ggml file of whisper.cpp, or a model with adapters, once, to a GGUF file in
+    the cache directory.
 
     The file's name has a hash of the names, sizes and modification times of the source's files and of the converter's
     version, so a changed source is converted again. Processes that convert at the same time each write a file of their
@@ -133,14 +156,16 @@ def cached_gguf(
     """
     source = Path(path).resolve()
     digest = hashlib.sha256(f"{_CONVERTER}\0{source}".encode())
-    for file in source_files(source):
+    if adapters:
+        digest.update(f"\0{adapters.scales}\0{[str(file.resolve()) for file in adapters.files]}".encode())
+    for file in source_files(source, adapters):
         status = file.stat()
         digest.update(f"\0{file.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     named = source if source.is_dir() else Path(path).absolute()  # a link's own name: its target's may be a hash
     name = title(named)
     target = cache_directory() / f"{name}-{digest.hexdigest()[:16]}.gguf"
     if not target.is_file():
-        model, warnings = read_model(named)
+        model, warnings = read_model(named, adapters=adapters)
         if on_warning:
             for warning in warnings:
                 on_warning(warning)
@@ -159,6 +184,7 @@ def cached_gguf(
     return target
 
 
-def runnable(source: Path, show_progress: bool) -> Path:
+def runnable(source: Path, show_progress: bool, adapters: Adapters = NONE) -> Path:
     """A GGUF file that the engine can load: the source itself, or its conversion."""
-    return cached_gguf(source, progress=show_progress) if source.is_dir() or is_ggml_bin(source) else source
+    made = adapters or source.is_dir() or is_ggml_bin(source)
+    return cached_gguf(source, progress=show_progress, adapters=adapters) if made else source

@@ -97,7 +97,7 @@ ADVICE: dict[str, str] = {
     "chat_handler": "it reads text alone",
     "draft_model": "Model() takes it, for all its texts",
     "tokenizer": "it is the file's",
-    "lora_path": "merge the adapter into the model first",
+    "lora_path": "slimrt.convert(model, out, lora=adapter) merges it into a model",
     "fp16": "weights are used as they are stored",
     "embedding": "embed() works with every model",
     "logits_all": "logits() and score() work with every model",

@@ -99,6 +99,8 @@ class Config:
         if not path.is_file():
             files = sorted(one.name for one in Path(directory).glob("*.gguf"))
             hint = f", but {', '.join(files)}: name the file itself" if files else ""
+            if (directory / "adapter_config.json").is_file():
+                hint = f", but an adapter: slimrt convert MODEL --lora {directory} -o OUT merges it into its model"
             raise ModelFormatError(f"{directory} is not a model: it has no config.json{hint}")
         values, generation = read_json(path), read_json(beside) if beside.is_file() else {}
         outer = str(values.get("model_type"))

@@ -7,16 +7,19 @@ handled, a missing tensor or a wrong shape are refused by name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from gguf.constants import GGUFValueType, LlamaFileType
 from gguf.gguf_writer import GGUFValue
 
+from slimrt.errors import UnsupportedError
 from slimrt.modelfile.gguf import F32, ModelData, Tensor, array, boolean, float32, string, uint32
 from slimrt.modelfile.hf.config import Config, Sizes, values_of
 from slimrt.modelfile.hf.families import ACTIVATIONS, Source
 from slimrt.modelfile.hf.layout import Layout
 from slimrt.modelfile.hf.multimodal import TextPart
+from slimrt.modelfile.hf.peft import CONFIG, Adapted, Peft
 from slimrt.modelfile.hf.rope import rope_fields
 from slimrt.modelfile.hf.safetensors_files import DTYPES, Checkpoint
 from slimrt.modelfile.hf.vocabulary import vocabulary_fields
@@ -25,22 +28,38 @@ from slimrt.modelfile.hub import title
 from slimrt.modelfile.sharing import SHARING, sharing_fields
 
 
-def read_hf(directory: Path) -> tuple[ModelData, list[str]]:
-    """Return the model in a Hugging Face directory, and warnings; tensor data stays on disk until asked for.
+def read_hf(directory: Path, adapters: Sequence[Peft] = ()) -> tuple[ModelData, list[str]]:
+    """Return the model in a Hugging Face directory, with adapters merged in, and warnings; tensor data stays on disk
+    until asked for.
 
     Raises:
-        ModelFormatError: a file is missing, broken, or contradicts config.json.
+        ModelFormatError: a file is missing, broken, or contradicts config.json; an adapter of another model.
         UnsupportedError: an unknown model type, or something that changes the mathematics and is not handled.
     """
     config = Config.of(directory)
-    part = TextPart(Checkpoint(directory), config.wrapped_in)
+    part = TextPart(Adapted(Checkpoint(directory), adapters), config.wrapped_in)
+    _refuse_half_of_tied(config, part, adapters)
     model = read_tensors(config, part, title(directory.resolve()))
     vocabulary, warnings = vocabulary_fields(directory, config.family.arch, Sizes.of(config).v)
     if part.note:
         warnings, vocabulary["slimrt.text_part"] = [*warnings, part.note], string(part.note)
     if "slimrt.chronos.kind" in model.metadata:
         warnings = []  # a series is no text: it needs no tokenizer
+    if (directory / CONFIG).is_file() and directory not in [one.directory for one in adapters]:
+        warnings = [*warnings, f"the adapter in {directory} is not merged: slimrt convert --lora {directory} does it"]
     return model.with_metadata(vocabulary), warnings
+
+
+def _refuse_half_of_tied(config: Config, part: TextPart, adapters: Sequence[Peft]) -> None:
+    """UnsupportedError: an adapter adds a product to the token embedding, which computes the logits too. PEFT adds it
+    only where tokens are looked up."""
+    adding = next((one for one in adapters if one.changes_embedding), None)
+    head = config.family.head
+    if adding and head and (config.get("tie_word_embeddings") or f"{head}.weight" not in part.entries):
+        raise UnsupportedError(
+            f"{adding.directory} changes the token embedding alone, which is the output matrix of this model too, and "
+            "that stays as it is in PEFT: one matrix cannot be both"
+        )
 
 
 def read_tensors(config: Config, checkpoint: Source, name: str) -> ModelData:

@@ -256,17 +256,23 @@ def as_ternary(elements: np.ndarray, dtype: str) -> np.ndarray:
 
     Its own code also rounds activations to 8 bits; that is no part of the weights, and left out as llama.cpp does.
     """
-    values = _wide(elements, dtype)
+    values = as_float32(elements, dtype)
     scale = max(float(np.abs(values, dtype=np.float64).mean()), 1e-5)
-    ternary = (np.clip(np.rint(values / scale), -1, 1) * scale).astype(np.float32)
-    if dtype != "BF16":
-        return ternary.astype(elements.dtype)
-    bits = ternary.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)  # to the nearest, ties to even
+    return as_stored((np.clip(np.rint(values / scale), -1, 1) * scale).astype(np.float32), dtype)
 
 
-def _wide(elements: np.ndarray, dtype: str) -> np.ndarray:
+def as_float32(elements: np.ndarray, dtype: str) -> np.ndarray:
+    """Elements of one of DTYPES as float32."""
     return (elements.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else elements.astype(np.float32)
+
+
+def as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 values in one of DTYPES, to the nearest, ties to even; infinite where that has no such values."""
+    if dtype != "BF16":
+        with np.errstate(over="ignore"):
+            return values.astype(DTYPES[dtype])
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def _bytes(elements: np.ndarray, dtype: str, kind: GGMLQuantizationType) -> np.ndarray:
@@ -276,4 +282,4 @@ def _bytes(elements: np.ndarray, dtype: str, kind: GGMLQuantizationType) -> np.n
     if dtype not in DTYPES:
         return np.ascontiguousarray(quants.dequantize(elements, TYPES[dtype])).view(np.uint8)
     assert kind == F32 and elements.dtype == DTYPES[dtype]
-    return np.ascontiguousarray(_wide(elements, dtype)).view(np.uint8)
+    return np.ascontiguousarray(as_float32(elements, dtype)).view(np.uint8)

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from slimrt.errors import ModelFormatError
-from slimrt.modelfile.hf.safetensors_files import Checkpoint, Entry
+from slimrt.modelfile.hf.families import Source
+from slimrt.modelfile.hf.safetensors_files import Entry
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class TextPart:
         note: what is left out, and what follows; "": nothing.
     """
 
-    def __init__(self, checkpoint: Checkpoint, wrapped_in: str):
+    def __init__(self, checkpoint: Source, wrapped_in: str):
         self._checkpoint, self.note = checkpoint, ""
         self._names = {name: name for name in checkpoint.entries}  # alone -> in the files
         if wrapped_in:
@@ -167,7 +168,7 @@ class TextPart:
         return {alone: self._checkpoint.entries[name] for alone, name in self._names.items()}
 
     def elements(self, name: str) -> np.ndarray:
-        """As `Checkpoint.elements`."""
+        """As `Source.elements`."""
         return self._checkpoint.elements(self._names[name])
 
 

@@ -50,7 +50,7 @@ class Checkpoint:
     def __init__(self, directory: Path):
         self.entries: dict[str, Entry] = {}
         for file, names in _shards(directory).items():
-            found = _read_header(file)
+            found = read_entries(file)
             missing = sorted(names - found.keys())
             if missing:
                 raise ModelFormatError(f"{file}: tensor '{missing[0]}' is missing, which {_INDEX} places there")
@@ -58,8 +58,7 @@ class Checkpoint:
 
     def elements(self, name: str) -> np.ndarray:
         """The elements of a tensor of DTYPES or U8, mapped from the file [shape]; bfloat16 as its bits (uint16)."""
-        entry = self.entries[name]
-        return np.memmap(entry.file, DTYPES.get(entry.dtype, np.uint8), "r", entry.offset, entry.shape)
+        return stored_elements(self.entries[name])
 
 
 def _shards(directory: Path) -> dict[Path, set[str]]:
@@ -88,8 +87,13 @@ def _shards(directory: Path) -> dict[Path, set[str]]:
     return shards
 
 
-def _read_header(file: Path) -> dict[str, Entry]:
-    """The tensors of one file; the library checks lengths, offsets and overlaps."""
+def stored_elements(entry: Entry) -> np.ndarray:
+    """As `Checkpoint.elements`."""
+    return np.memmap(entry.file, DTYPES.get(entry.dtype, np.uint8), "r", entry.offset, entry.shape)
+
+
+def read_entries(file: Path) -> dict[str, Entry]:
+    """The tensors of one file; the library checks lengths, offsets and overlaps. ModelFormatError: a broken file."""
     try:
         with safe_open(file, framework="numpy") as opened:
             names = list(opened.keys())
