@@ -6,8 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 emulated=$(realpath "$1")/emulated
 
-# All cores: nproc itself would say OMP_NUM_THREADS.
-printf '%s\n' absorbed cuda_attention cuda_backend cuda_fusion cuda_host cuda_linear cuda_plans cuda_rows |
+# All cores: nproc itself would say OMP_NUM_THREADS. The longest first.
+printf '%s\n' cuda_linear cuda_attention cuda_fusion cuda_rows absorbed cuda_backend cuda_host cuda_plans |
     xargs -P "$(env -u OMP_NUM_THREADS nproc)" -I{} sh -c "$emulated/{}_test >$emulated/{}.txt 2>&1 || { cat $emulated/{}.txt; exit 1; }"
 diff tests/cuda_plans.txt "$emulated/cuda_plans.txt"
 
@@ -22,7 +22,7 @@ share=(--share)
 PYTHONPATH="$emulated/package" python -m pytest -n auto "${share[@]}" -m "not slow_emulated and not nightly" -k "cuda and not long" -p no:cacheprovider \
     tests/test_cuda.py tests/test_cuda_appends.py tests/test_placement.py tests/test_cuda_launches.py tests/test_cuda_layers.py tests/test_cuda_libraries.py tests/test_latent.py tests/test_kernels.py tests/test_kernels_*.py
 # Rows in as many parts as large devices have.
-SLIMRT_EMULATED_PROCESSORS=132 PYTHONPATH="$emulated/package" python -m pytest -n auto -k "skipped_within_the_budget and cuda" \
+SLIMRT_EMULATED_PROCESSORS=132 PYTHONPATH="$emulated/package" python -m pytest -n auto "${share[@]}" -k "skipped_within_the_budget and cuda" \
     -p no:cacheprovider tests/test_kernels_attention.py
 # Whole rows again, as devices without clusters have them.
 SLIMRT_EMULATED_CAPABILITY=80 PYTHONPATH="$emulated/package" python -m pytest -n auto -k "wide_heads and (bf16 or q8)" \

@@ -273,9 +273,9 @@ def test_sizes_to_be_compared_read_differently_where_they_differ():
 GRIDS = ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"]
 
 
-def logits_of(path: Path, stored: str, dequantised: bool = False) -> np.ndarray:
+def logits_of(path: Path, stored: str, dequantised: bool = False, n_layers: int = 2) -> np.ndarray:
     d = max(32, gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[stored]][0])
-    write_tiny(path, d=d, d_ff=d, stored=stored, dequantised=dequantised)
+    write_tiny(path, d=d, d_ff=d, stored=stored, dequantised=dequantised, n_layers=n_layers)
     with slimrt.Model(path, n_ctx=64, cache_type="f32", progress=False) as model:
         return model.logits([3, 40, 41, 50, 7])
 
@@ -307,7 +307,7 @@ def test_ternary_weights_are_held_in_two_bits(tmp_path):
 @pytest.mark.parametrize("stored", SIDE_BY_SIDE)
 def test_rows_side_by_side_take_what_they_take_in_the_file(stored, tmp_path, run):
     """But for tokens' rows, which are no multiple of 16, and are held as they were: q8_0, q6_k, or f16."""
-    path = write_tiny(tmp_path / "m", d=256, d_ff=512, stored=stored)  # heads of 64
+    path = write_tiny(tmp_path / "m", d=256, d_ff=512, stored=stored, n_layers=1)  # heads of 64
     file = core.GgufFile(str(path))
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[stored]]
     otherwise = {"Q5_0": 34 / 32, "Q3_K": 210 / 256}.get(stored, 2)
@@ -410,7 +410,7 @@ def test_what_is_unpacked_is_rounded_to_f16_once(stored, d, tmp_path):
 @pytest.mark.parametrize("stored", GRIDS)
 def test_what_types_of_grids_take_in_memory_is_said(stored, tmp_path, run):
     """By inspect and plan alike: 146 bytes for 256 weights."""
-    logits_of(tmp_path / "m", stored)
+    logits_of(tmp_path / "m", stored, n_layers=1)
     report = json.loads(run("inspect", tmp_path / "m", "--json")[1])
     held = [tensor for tensor in report["tensors"] if "held_as" in tensor]
     assert {tensor["type"] for tensor in held} == {stored.lower()}

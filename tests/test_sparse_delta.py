@@ -31,14 +31,10 @@ def divergence(exact: np.ndarray, other: np.ndarray) -> float:
     return float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean())
 
 
+@pytest.mark.unsanitized  # test_sparse_means and test_kernels_sparing are not
 @pytest.mark.parametrize(
     ("name", "cache"),
-    [
-        ("tale-llama", "k+r:q8"),
-        pytest.param("tale-llama", "k:f16", marks=pytest.mark.unsanitized),
-        pytest.param("tale-gpt2", "x:q8", marks=pytest.mark.unsanitized),
-        pytest.param("tale-neox", "xr:q8", marks=pytest.mark.unsanitized),
-    ],
+    [("tale-llama", "k+r:q8"), ("tale-llama", "k:f16"), ("tale-gpt2", "x:q8"), ("tale-neox", "xr:q8")],
 )
 def test_little_changes_and_much_is_skipped(name, cache):
     path, n = f"{name}.gguf", 250

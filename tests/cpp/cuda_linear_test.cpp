@@ -86,18 +86,42 @@ double allowed(const Case& c) {
     return brain ? 0x1p-9 : 0x1p-11;
 }
 
+/// A sum of products and of their magnitudes, in lanes: in one chain each addition would wait for the last.
+struct Sum {
+    double value = 0, magnitude = 0;
+
+    void add(const float* a, const double* b, int n) {
+        constexpr int kLanes = 8;
+        double values[kLanes] = {}, magnitudes[kLanes] = {};
+        int i = 0;
+        for (; i + kLanes <= n; i += kLanes) {
+            for (int lane = 0; lane < kLanes; ++lane) {
+                const double product = double(a[i + lane]) * b[i + lane];
+                values[lane] += product;
+                magnitudes[lane] += std::fabs(product);
+            }
+        }
+        for (; i < n; ++i) {
+            values[0] += double(a[i]) * b[i];
+            magnitudes[0] += std::fabs(double(a[i]) * b[i]);
+        }
+        for (int lane = 0; lane < kLanes; ++lane) {
+            value += values[lane];
+            magnitude += magnitudes[lane];
+        }
+    }
+};
+
 void compare(const Case& c, const Matrix& x, const Matrix& w, const Tensor& bias, const Matrix& out) {
     std::vector<double> row(c.k);
     for (int64_t r = 0; r < int64_t(c.m) * c.heads; ++r) {
         for (int i = 0; i < c.k; ++i) row[i] = element(c.dtype, w.row(r), i);
         for (int t = 0; t < c.tokens; ++t) {
             const float* const own = x.view.f32(t) + r / c.m * c.k;
-            double sum = bias ? bias.f32()[r] : 0, magnitude = std::fabs(sum);
-            for (int i = 0; i < c.k; ++i) {
-                const double product = double(own[i]) * row[i];
-                sum += product;
-                magnitude += std::fabs(product);
-            }
+            Sum exact;
+            if (bias) exact = {bias.f32()[r], std::fabs(bias.f32()[r])};
+            exact.add(own, row.data(), c.k);
+            const double sum = exact.value, magnitude = exact.magnitude;
             const double got = out.view.f32(t)[r], error = std::fabs(got - sum);
             const bool ok = std::isnan(sum) ? std::isnan(got) : error <= allowed(c) * magnitude + 1e-37;
             if (ok || failures++ > 10) continue;
