@@ -174,16 +174,30 @@ class Reference:
         self.owners = list(owners or self.w.owners or range(len(self.w.layers)))
         self.sinks: Array | None = None  # of the layer that reads
         self.at: Layer = first  # whose rows are at work
+        self.row_type: str | None = None  # of these rows, or of their K
 
     @property
     def n_kv_heads(self) -> int:
         """Of the layer whose rows are at work."""
         return self.at.n_kv_heads or self.w.n_kv_heads
 
+    @property
+    def narrow(self) -> bool:
+        """Whether rows at work have 8 bits or fewer."""
+        return self.row_type not in (None, "f32", "f16", "bf16")
+
     # ------------------------------------------------ derived weights
     def w_kv(self, i: int) -> Array:
         """V = K W_KV, [d_k, d_v] over all heads: the inverse of W_K, or its right inverse (e > d), times W_V."""
         return self._derive("kv", i, self.w.layers[i].wk.T, self.w.layers[i].wv.T)
+
+    def held(self, w_kv: Array) -> Array:
+        """W_KV as it is held for rows of the type at work: of 8 bits and fewer in f16, each column divided by its
+        largest magnitude."""
+        if not self.narrow:
+            return w_kv
+        scale = np.abs(w_kv).max(axis=0).astype(np.float32)
+        return (w_kv.astype(np.float32) / scale).astype(np.float16) * scale.astype(np.float64)
 
     def w_vk(self, i: int) -> Array:
         """K = V W_VK."""
@@ -309,7 +323,7 @@ class Reference:
         """[n, d_model] -> [n, n_heads * dv]. Rows of the owner: the step's exact, earlier ones as stored."""
         owner = self.owners[i]
         cache, layer = caches[owner], self.w.layers[i]
-        self.sinks, self.at = layer.sinks, self.w.layers[owner]
+        self.sinks, self.at, self.row_type = layer.sinks, self.w.layers[owner], cache.types and cache.types[0]
         mode = CACHE_MODES[cache.mode]
         chunk = n_batch if n_batch and (len(x) > n_batch or len(x) > BLOCK and cache.length) else 0
         if owner == i:

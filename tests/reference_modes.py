@@ -247,7 +247,14 @@ def attend_lowrank(m: Reference, i: int, q: Array, rows: Rows, positions: Positi
 
 # ---------------------------------------------------------------- k
 def store_k(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
-    """k before its bias, its norm and RoPE; beside it 1 / rms of k, or of each head, where it is normed."""
+    """k before its bias, its norm and RoPE; beside it 1 / rms of k, or of each head, where it is normed. The step's own
+    values are exact where all rows are made anew (nothing is stored, or many queries), which W_KV in f32 is, too."""
+    rows = keys(m, i, x)
+    exact = m.narrow and (cache.length == 0 or len(x) > m.dk)
+    return rows | {"own v": x @ m.w.layers[i].wv.T if exact else rows["k"] @ m.held(m.w_kv(i))}
+
+
+def keys(m: Reference, i: int, x: Array) -> Rows:
     layer = m.w.layers[i]
     k = x @ layer.wk.T
     return {"k": k} if layer.k_norm is None else {"k": k, "n": inverse_rms(m, k, layer.k_norm)}
@@ -268,16 +275,9 @@ def read_keys(m: Reference, i: int, k: Array, rows: Rows) -> Array:
 
 
 def attend_k(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
-    raw = rows["k"]
-    k, w_kv = read_keys(m, i, raw, rows), by_head(m, m.w_kv(i))
-    group = m.w.n_heads // m.n_kv_heads
-
-    def read(head: int) -> Array:
-        p = m.weights(q[:, head] @ k[:, head // group].T, positions, head, i)
-        w = w_kv[:, head // group]
-        return (p @ raw) @ w if absorbed else p @ (raw @ w)
-
-    return read
+    stored = rows["k"][: len(rows["k"]) - len(rows["own v"])] @ m.held(m.w_kv(i))
+    values = np.concatenate([stored, rows["own v"]])
+    return attend_heads(m, i, q, read_keys(m, i, rows["k"], rows), by_head(m, values), positions)
 
 
 # ---------------------------------------------------------------- k+r

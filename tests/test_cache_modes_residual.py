@@ -25,10 +25,10 @@ from reference_modes import (
     Mode,
     attend_heads,
     by_head,
+    keys,
     norms,
     planes_kr,
     read_keys,
-    store_k,
     store_kv,
     store_v,
     times,
@@ -115,7 +115,7 @@ def predict_chunks(path, mode, dtype, rank, n_batch: int) -> tuple[np.ndarray, n
     def store(m, i, x, positions, own):
         if mode == "xr":
             return store_kv(m, i, x, positions, own) | store_v(m, i, x, positions, own)
-        rows = store_k(m, i, x, positions, own)
+        rows = keys(m, i, x)
         scale = m.folded(i, "attn_kr_row.scale")
         return rows | {"k": rows["k"] if scale is None else rows["k"] / scale} | store_v(m, i, x, positions, own)
 

@@ -23,12 +23,12 @@ from reference_modes import (
     Types,
     attend_heads,
     by_head,
+    keys,
     planes_kr,
     planes_n,
     plus,
     read_keys,
     read_values,
-    store_k,
     times,
 )
 from slimrt.modelfile.gguf import Tensor, array, read_gguf, write_gguf
@@ -97,18 +97,25 @@ def _attend(m: Reference, i: int, q: Array, rows: Rows, scaled: Array, values: A
 
 
 def store_k_v(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
-    rows = store_k(m, i, x, positions, cache)
-    return rows | {"k": rows["k"][:, : slim(m)]} | _kept(m, i, x, positions)
+    kept, first = _kept(m, i, x, positions), slim(m)
+    rows = keys(m, i, x)
+    rows["k"] = rows["k"][:, :first]
+    exact = m.narrow and (cache.length == 0 or len(x) > m.dk)
+    row = np.concatenate([rows["k"], kept["v"]], axis=1)
+    own = (x @ m.w.layers[i].wv.T)[:, :first] if exact else row @ m.held(m.folded(i, "attn_kv.weight"))
+    return rows | kept | {"own v": own}
 
 
 def attend_k_v(m: Reference, i: int, q: Array, rows: Rows, positions: Positions, absorbed: bool):
-    values = np.concatenate([rows["k"], rows["v"]], axis=1) @ m.folded(i, "attn_kv.weight")
+    n = len(rows["k"]) - len(rows["own v"])
+    stored = np.concatenate([rows["k"], rows["v"]], axis=1)[:n] @ m.held(m.folded(i, "attn_kv.weight"))
+    values = np.concatenate([stored, rows["own v"]])
     return _attend(m, i, q, rows, rows["k"], values, positions)
 
 
 def store_kr_v(m: Reference, i: int, x: Array, positions: Positions, cache: Cache) -> Rows:
     layer, first, kept = m.w.layers[i], slim(m), _kept(m, i, x, positions)
-    rows = store_k(m, i, x, positions, cache) | kept
+    rows = keys(m, i, x) | kept
     rows["k"] = rows["k"][:, :first]
     if (scale := m.folded(i, "attn_kr_row.scale")) is not None:
         rows["k"] = rows["k"] / scale

@@ -83,6 +83,8 @@ struct Fold {
     int64_t rows, cols;
     bool required = true;  // false: a fold may lack it
     bool planned = true;   // whether a plan counts it before the model is folded
+    /// Suffix of a scale for each row, with which it is held in f16; none: it is held as it is.
+    const char* scale = nullptr;
 };
 
 /// A tensor blk.<layer>.<suffix>, the model's own or folded, that decoding a token does not read.

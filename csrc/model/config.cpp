@@ -161,23 +161,6 @@ void read_caps(const GgufFile& file, const std::string& prefix, ModelConfig& c) 
 
 }  // namespace
 
-int relative_bucket(const ModelConfig& c, int64_t distance, bool causal) {
-    int n = c.relative_buckets, first = 0;
-    if (causal) {
-        distance = std::max<int64_t>(-distance, 0);
-    } else {
-        n /= 2;
-        first = distance > 0 ? n : 0;
-        distance = std::abs(distance);
-    }
-    const int exact = n / 2;
-    if (distance < exact) return first + int(distance);
-    // In float, as in training: where the logarithm is nearly whole, rounding decides about the bucket.
-    const float octaves =
-        std::log(float(distance) / float(exact)) / float(std::log(double(c.relative_distance) / exact));
-    return first + std::min(exact + int(octaves * float(n - exact)), n - 1);
-}
-
 void read_scales(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     const auto read = [&](const char* key, float usual) {
         const auto value = float(file.number(prefix + key, usual));
@@ -195,13 +178,6 @@ void read_temperature(const GgufFile& file, const std::string& prefix, double us
     c.temperature_scale = file.number(prefix + "attention.temperature_scale", usual);
     c.temperature_length =
         file.integer(prefix + "attention.temperature_length", 1, 1 << 30, c.ropes[0].n_ctx_orig);
-}
-
-float alibi_slope(const ModelConfig& c, int head) {
-    int whole = 1;  // the largest power of two of heads has even steps, the other heads lie between these
-    while (2 * whole <= c.n_heads) whole *= 2;
-    const double step = -double(c.alibi_bias) / whole;
-    return float(std::exp2(head < whole ? step * (head + 1) : step / 2 * (2 * (head - whole) + 1)));
 }
 
 ModelConfig read_config(const GgufFile& file) {

@@ -96,15 +96,6 @@ void read_layers(const GgufFile& file, const std::string& prefix, ModelConfig& c
 void choose_ropes(const GgufFile& file, const std::string& prefix, const RopeConfig& rope,
                   ModelConfig& config);
 
-/// ALiBi's slope of a head (Press et al., 2022, for any number of heads): a row at some distance before the
-/// query has -slope * distance added to its score.
-float alibi_slope(const ModelConfig& config, int head);
-
-/// T5's bucket of a distance row - query (Raffel et al., 2020, section 2.1): half of the buckets have one
-/// distance each, the others logarithmic ranges up to relative_distance. Causal: rows after the query share
-/// bucket 0; else they have half of all buckets.
-int relative_bucket(const ModelConfig& config, int64_t distance, bool causal);
-
 /// Radians per position of each rotated pair, and the factors of cos and sin.
 struct RopeFrequencies {
     std::vector<double> pairs;

@@ -1,6 +1,7 @@
 #include "model/weight_memory.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "cache/scratch.h"
@@ -85,6 +86,39 @@ Tensor WeightMemory::unpacked(const std::string& name, const Tensor& t, DType dt
             values.rows_of(0, n),
             {.base = to.data, .dtype = dtype, .width = int(t.cols), .row_bytes = to.stride, .slots = some});
     }
+    return out;
+}
+
+Tensor WeightMemory::halved(const std::string& name, int64_t rows, int64_t cols, const Tensor* values,
+                            Tensor* scale) {
+    const Tensor out = own(DType::F16, rows, cols, MemoryKind::weights, name);
+    *scale = own(DType::F32, 1, rows, MemoryKind::weights, name);
+    if (backend_->dry()) return out;
+    const int64_t step = std::clamp<int64_t>((1 << 20) / cols, 1, rows);
+    std::vector<float> largest(rows), divided(step * cols);
+    std::vector<int32_t> ids(step);
+    std::iota(ids.begin(), ids.end(), 0);
+    Scratch scratch(*backend_, step * (cols * sizeof(float) + sizeof(int32_t)) + (1 << 10));
+    const Tensor some = scratch.f32(step, cols), index = scratch.i32(step);
+    backend_->upload(index, ids.data(), index.bytes());
+    for (int64_t first = 0; first < rows; first += step) {
+        const int64_t n = std::min(step, rows - first);
+        backend_->run_on_host(n, [&](int64_t i, int) {
+            const float* const row = values->f32(first + i);
+            float most = 0;
+            for (int64_t j = 0; j < cols; ++j) most = std::max(most, std::fabs(row[j]));
+            largest[first + i] = most > 0 ? most : 1;
+            for (int64_t j = 0; j < cols; ++j) divided[i * cols + j] = row[j] / largest[first + i];
+        });
+        const Tensor to = out.rows_of(first, n);
+        backend_->upload(some.rows_of(0, n), divided.data(), n * cols * sizeof(float));
+        backend_->store(some.rows_of(0, n), {.base = to.data,
+                                             .dtype = DType::F16,
+                                             .width = int(cols),
+                                             .row_bytes = to.stride,
+                                             .slots = index.cols_of(0, n)});
+    }
+    backend_->upload(*scale, largest.data(), scale->bytes());
     return out;
 }
 

@@ -30,6 +30,10 @@ class WeightMemory {
     /// Converted by way of f32, a few rows at a time.
     Tensor unpacked(const std::string& name, const Tensor& t, DType dtype);
 
+    /// A matrix [rows, cols] of f32 on the host in f16, each row divided by its largest magnitude, and these
+    /// f32 [1, rows]. values: none on a dry backend.
+    Tensor halved(const std::string& name, int64_t rows, int64_t cols, const Tensor* values, Tensor* scale);
+
   private:
     /// The same bits, 16 rows interleaved.
     Tensor interleaved(const std::string& name, const Tensor& t, DType dtype);

@@ -11,6 +11,7 @@
 #include "model/ffn.h"
 #include "model/latent.h"
 #include "model/layer_embedding.h"
+#include "model/position_bias.h"
 #include "model/weight_memory.h"
 
 namespace slimrt {
@@ -94,28 +95,49 @@ class Loader final : public TensorSource {
         if (!choice.mode->keeps_v_bias()) w.o_bias = fold_v_bias(*backend_, c, w, v_bias, w_.owned);
         if (!c.cross && !choice.owns()) return w_.layers[choice.owner].attn_prepared;
         std::map<std::string, Tensor> folded;
-        for (const Fold& fold : choice.mode->folds(c)) folded[fold.suffix] = load_fold(c.layer, fold);
+        for (const Fold& fold : choice.mode->folds(c))
+            folded[fold.suffix] =
+                fold.scale ? halved_fold(c.layer, fold, &folded[fold.scale]) : load_fold(c.layer, fold);
         return choice.mode->prepare(*backend_, {c, w, folded, encoder_channel_sizes_});
     }
 
     /// A folded tensor from the file or the caller; none where it is optional and missing.
     Tensor load_fold(int layer, const Fold& fold) {
-        const auto& [suffix, rows, cols, required, planned] = fold;
+        const auto& [suffix, rows, cols, required, planned, scale] = fold;
         const std::string name = block_prefix(c_, layer) + suffix;
         if (file_.tensors().count(name))
             return rows == 1 ? vector(name, cols, Presence::required) : matrix(name, rows, cols);
+        const Tensor* const given = given_fold(name, fold);
+        if (!given && !required && !(planned && backend_->dry())) return {};
+        const Tensor out = memory_.own(DType::F32, rows, cols, MemoryKind::derived, name);
+        if (given) backend_->upload(out, given->data, out.bytes());
+        return out;
+    }
+
+    /// The same of a required matrix, in f16 with a scale for each row.
+    Tensor halved_fold(int layer, const Fold& fold, Tensor* scale) {
+        const std::string name = block_prefix(c_, layer) + fold.suffix;
+        const bool stored = file_.tensors().count(name);
+        const Tensor* const values = stored ? find(name, Presence::required) : given_fold(name, fold);
+        if (stored) require_shape(name, *values, fold.rows, fold.cols);
+        if (stored && values->dtype != DType::F32) return matrix(name, fold.rows, fold.cols);
+        const Tensor held = memory_.halved(name, fold.rows, fold.cols, values, scale);
+        if (!stored) return held;
+        if (!backend_->dry()) file_.let_go(*values);
+        return w_.matrices[name] = held;
+    }
+
+    /// A folded tensor that the caller gave; nullptr if it is optional, or planned, and missing.
+    const Tensor* given_fold(const std::string& name, const Fold& fold) const {
         const auto it = extra_.find(name);
-        if (it == extra_.end() && !(planned && backend_->dry())) {
-            if (!required) return {};
+        if (it != extra_.end()) {
+            require_shape(name, it->second, fold.rows, fold.cols);
+            return &it->second;
+        }
+        if (fold.required && !(fold.planned && backend_->dry()))
             fail(ErrorCode::cache_unsupported, "tensor '", name,
                  "' is neither in the file nor given: fold the model first (slimrt convert --cache)");
-        }
-        const Tensor out = memory_.own(DType::F32, rows, cols, MemoryKind::derived, name);
-        if (it != extra_.end()) {
-            require_shape(name, it->second, rows, cols);
-            backend_->upload(out, it->second.data, out.bytes());
-        }
-        return out;
+        return nullptr;
     }
 
     /// Approximate size of each channel of the encoder's output, by its last norm's weight and bias; ones on
@@ -184,35 +206,22 @@ class Loader final : public TensorSource {
                 buckets->dtype == DType::F32 ? *buckets : memory_.unpacked(name, *buckets, DType::F32);
             const Tensor bias = memory_.own(DType::F32, c_.n_heads, n_distances, MemoryKind::derived, name);
             layers[i].attn.relative_bias = bias;
-            if (backend_->dry()) continue;
-            std::vector<float> from(values.rows * values.cols), to(n_distances);
-            backend_->download(from.data(), values, values.bytes());
-            for (int head = 0; head < c_.n_heads; ++head) {
-                for (int64_t j = 0; j < n_distances; ++j)
-                    to[j] = from[relative_bucket(c_, j - (n - 1), causal) * c_.n_heads + head];
-                backend_->upload(bias.rows_of(head, 1), to.data(), to.size() * sizeof(float));
-            }
+            fill_relative_bias(*backend_, c_, values, bias, n, causal);
         }
     }
 
     /// A table as of load_relative_bias(), one for all layers of a backend.
     void load_alibi(int64_t n) {
         for (int layer = 0; layer < c_.n_layers; ++layer) {
-            const bool first = layer == 0 || backends_[layer] != backends_[layer - 1];
-            if (first) use(*backends_[layer]);
-            w_.layers[layer].attn.relative_bias = first ? alibi(n) : w_.layers[layer - 1].attn.relative_bias;
+            Tensor& bias = w_.layers[layer].attn.relative_bias;
+            if (layer > 0 && backends_[layer] == backends_[layer - 1]) {
+                bias = w_.layers[layer - 1].attn.relative_bias;
+                continue;
+            }
+            use(*backends_[layer]);
+            bias = memory_.own(DType::F32, c_.n_heads, n, MemoryKind::derived, "ALiBi");
+            fill_alibi(*backend_, c_, bias);
         }
-    }
-
-    Tensor alibi(int64_t n) {
-        const Tensor bias = memory_.own(DType::F32, c_.n_heads, n, MemoryKind::derived, "ALiBi");
-        std::vector<float> row(backend_->dry() ? 0 : n);  // a plan may ask for any context
-        for (int head = 0; head < c_.n_heads && !backend_->dry(); ++head) {
-            const float slope = alibi_slope(c_, head);
-            for (int64_t j = 0; j < n; ++j) row[j] = slope * float(j - (n - 1));
-            backend_->upload(bias.rows_of(head, 1), row.data(), row.size() * sizeof(float));
-        }
-        return bias;
     }
 
     LayerWeights load_layer(const AttnConfig& c, const std::string& p, bool owns_rows = true) {

@@ -69,6 +69,10 @@ AttentionArgs args_of_heads(const ReadInput& in, int first, int n, std::span<con
     return args;
 }
 
+/// Rows of 8 bits and fewer lose fifty times what W_KV loses in f16, which K's fold enlarges alike: it is
+/// held in f16, each column of V divided by its largest magnitude, since entries of an inverse reach 1e5.
+constexpr const char* kScale = "attn_kv.scale";
+
 constexpr const char* kNormedAroundMean =
     "keys are normed by LayerNorm (QK-norm), whose mean no factor beside a row of K stands for";
 bool normed_around_mean(const AttnConfig& c) { return c.qk_norm_eps && c.qk_norm_kind == NormKind::layer; }
@@ -98,7 +102,8 @@ class K : public AbsorbingMode {
     }
 
     std::vector<Fold> folds(const AttnConfig& c) const override {
-        return {{folded(c), c.computed_width(), c.kv_width()}};
+        return {
+            {folded(c), c.computed_width(), c.kv_width(), true, true, is_float(c.type_k) ? nullptr : kScale}};
     }
     std::vector<Unread> unread(const AttnConfig& c) const override {
         if (c.v_heads) return {};
@@ -110,7 +115,7 @@ class K : public AbsorbingMode {
 
     std::unique_ptr<Prepared> prepare(Backend& backend, const PrepareInput& in) const override {
         auto p = std::make_unique<PreparedK>(in.weights);
-        p->w_kv = in.folded.at(folded(in.config));
+        set_w_kv(backend, in, folded(in.config), kScale, *p);
         p->row_scale = norm_of_slim_heads(backend, in, p->owned);
         p->bias = bias_that_matters(in);
         return p;
@@ -126,6 +131,17 @@ class K : public AbsorbingMode {
     }
 
   protected:
+    static void set_w_kv(Backend& backend, const PrepareInput& in, const char* weight, const char* scale,
+                         PreparedK& p) {
+        p.w_kv = in.folded.at(weight);
+        const auto found = in.folded.find(scale);
+        if (found == in.folded.end() || !found->second) return;
+        p.v_scale = found->second;
+        p.out_scale =
+            derived_vector(backend, for_query_heads(slim_heads(in.config), values_of(backend, p.v_scale)),
+                           "scales of W_KV", p.owned);
+    }
+
     /// Without RoPE K's bias shifts all scores of a query alike, unless these are capped.
     static Tensor bias_that_matters(const PrepareInput& in) {
         return in.config.rope || in.config.score_cap > 0 ? in.weights.k_bias : Tensor{};
@@ -311,12 +327,7 @@ class KResidual final : public K {
     std::unique_ptr<Prepared> prepare(Backend& backend, const PrepareInput& in) const override {
         const AttnConfig& c = in.config;
         auto p = std::make_unique<PreparedK>(in.weights);
-        p->w_kv = in.folded.at(kWkv);
-        p->v_scale = in.folded.at(kWkvScale);
-        if (p->v_scale)
-            p->out_scale =
-                derived_vector(backend, for_query_heads(slim_heads(c), values_of(backend, p->v_scale)),
-                               "scales of W_KV", p->owned);
+        set_w_kv(backend, in, kWkv, kWkvScale, *p);
         p->row_scale = in.folded.at(kRowScale);
         p->row_shrink = row_shrink(backend, c, kRowScale, p->row_scale, p->owned);
         if (const Tensor norm = norm_of_slim_heads(backend, in, p->owned))
