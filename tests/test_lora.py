@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 import slimrt
 from conftest import GOLDEN, values_of
 from reference_files import hf_tensors
+from seq2seq_models import write
 from slimrt.cli.command import main
 from slimrt.errors import ModelFormatError, UnsupportedError
 
@@ -25,6 +26,7 @@ Products = dict[str, tuple[np.ndarray, np.ndarray]]  # A [r, in] and B [out, r] 
 RANK, ALPHA = 4, 6
 BASE = "llama_mha"
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
+PAIR, MAGNITUDE = {f"{Q}.lora_A.weight": (4, 48), f"{Q}.lora_B.weight": (48, 4)}, f"{Q}.lora_magnitude_vector"
 
 
 def directory(folder: Path, name: str = BASE, weights: Weights | None = None, dtype: str = "float32") -> Path:
@@ -105,7 +107,7 @@ def same(got: Path, wanted: Path, tolerance: float = 1e-6) -> None:
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_an_adapter_of_peft_is_added_to_the_weights(tmp_path, name, modules, scale):
     found = products(name, modules)
-    adapter = save_adapter(tmp_path / "adapter", as_parts(found), fan_in_fan_out=name == "gpt2_erf")
+    adapter = save_adapter(tmp_path / "adapter", as_parts(found))  # fan_in_fan_out is not read
     out = tmp_path / "out.gguf"
     slimrt.convert(directory(tmp_path / "base", name), out, lora=adapter if scale == 1 else f"{adapter}:{scale}")
     wanted = tmp_path / "wanted.gguf"
@@ -170,6 +172,26 @@ def test_two_adapters_and_an_embedding(tmp_path):
     same(out, wanted)
     fields = gguf.GGUFReader(out).fields
     assert fields["slimrt.lora"].contents() == [str(one), f"{two}:-1"]
+
+
+@pytest.mark.parametrize("changing", ["embedding", "head", "both"])
+def test_a_tied_head_that_differs_becomes_a_matrix_of_its_own(tmp_path, changing):
+    """PEFT changes the token embedding where tokens are looked up, and the head where logits are computed."""
+    tied, embed = GOLDEN / "llama_gqa_tied", "model.embed_tokens.weight"
+    own = hf_tensors(tied)[embed]
+    other = np.random.default_rng(2).normal(size=own.shape).astype(np.float32)
+    a, b = np.ones((RANK, own.shape[1]), np.float32), np.ones((len(own), RANK), np.float32)
+    parts, wanted = {
+        "embedding": ({embed: other}, (other, own)),
+        "head": ({"lm_head.lora_A.weight": a, "lm_head.lora_B.weight": b}, (own, own + ALPHA / RANK * (b @ a))),
+        "both": ({embed: other, "lm_head.weight": other}, (other, None)),
+    }[changing]
+    slimrt.convert(tied, tmp_path / "out.gguf", lora=save_adapter(tmp_path / "adapter", parts))
+    found = values_of(tmp_path / "out.gguf")
+    for name, value in zip(("token_embd.weight", "output.weight"), wanted, strict=True):
+        assert (name not in found) if value is None else np.allclose(found[name], value), name
+    with slimrt.Model(tmp_path / "out.gguf") as model:
+        assert np.isfinite(model.logits([1, 2])).all()
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("float16", 2**-10), ("float32", 1e-6)])
@@ -283,6 +305,21 @@ def test_the_result_is_folded_and_verified(tmp_path):
         ({}, {"layer_replication": [[0, 2]]}, UnsupportedError, "layer_replication is"),
         ({}, {"init_lora_weights": "pissa_niter_4"}, UnsupportedError, "changed the base model too"),
         ({}, {"lora_alpha": "six"}, ModelFormatError, "must be numbers"),
+        ({}, {"lora_alpha": 10**400}, ModelFormatError, "must be numbers"),
+        ({}, {"alpha_pattern": [1, 2]}, ModelFormatError, "alpha_pattern must be an object"),
+        ({}, {"alpha_pattern": {"(": 2}}, ModelFormatError, r"alpha_pattern: '\(' is no regular expression"),
+        ({}, {"r": "x"}, ModelFormatError, "must be positive whole numbers, got .'x'"),
+        ({}, {"use_rslora": "false"}, ModelFormatError, "use_rslora must be true or false"),
+        ({}, {}, ModelFormatError, "is empty"),
+        (PAIR, {"r": 7}, ModelFormatError, "is of rank 4, and adapter_config.json says 7"),
+        (PAIR, {"rank_pattern": {"q_proj": 2}}, ModelFormatError, "is of rank 4, and adapter_config.json says 2"),
+        (PAIR, {"use_dora": True}, ModelFormatError, "has no magnitude, and use_dora is True"),
+        (PAIR | {MAGNITUDE: (48,)}, {}, ModelFormatError, "has a magnitude, and use_dora is None"),
+        (PAIR | {MAGNITUDE: (47,)}, {"use_dora": True}, ModelFormatError, "has 47 magnitudes for 48 rows"),
+        (PAIR | {f"{Q}.lora_A": (4, 48)}, {}, ModelFormatError, "are the same part of an adapter"),
+        (PAIR | {name.replace("model.", ""): shape for name, shape in PAIR.items()}, {}, ModelFormatError, "again in"),
+        ({name.replace("layers", "encoder.layers"): shape for name, shape in PAIR.items()}, {}, ModelFormatError,
+         "'model.encoder.layers.0.self_attn.q_proj.weight', which this one does not have"),
         ({f"{Q}.lora_A.weight": (4, 48)}, {}, ModelFormatError, "lora_A without lora_B"),
         ({f"{Q}.lora_A.weight": (4, 48), f"{Q}.lora_B.weight": (48, 5)}, {}, ModelFormatError, "no product"),
         ({f"{Q}.lora_A.weight": (4, 40), f"{Q}.lora_B.weight": (48, 4)}, {}, ModelFormatError, "of another model"),
@@ -331,18 +368,25 @@ def test_adapters_that_do_not_fit_the_model(tmp_path, convert):
     assert not out.exists()
 
 
-def test_a_tied_embedding_is_not_changed_alone(tmp_path):
-    """PEFT adds the product where tokens are looked up and not where logits are computed: one matrix cannot be both."""
-    a, b = np.ones((4, 101), np.float32), np.ones((48, 4), np.float32)
-    adapter = save_adapter(
-        tmp_path / "a", {"model.embed_tokens.lora_embedding_A": a, "model.embed_tokens.lora_embedding_B": b}
-    )
+def test_a_tied_embedding_is_not_changed_alone_in_gguf(tmp_path):
+    """The product is added where tokens are looked up and not where logits are computed: one matrix cannot be both."""
     tied = GOLDEN / "llama_gqa_tied"
     width = hf_tensors(tied)["model.embed_tokens.weight"].shape[1]
-    parts = {"token_embd.weight.lora_a": a.T, "token_embd.weight.lora_b": np.ones((width, 4), np.float32)}
-    for one in (adapter, save_gguf(tmp_path / "a.gguf", parts)):
-        with pytest.raises(UnsupportedError, match="the token embedding alone"):
-            slimrt.convert(tied, tmp_path / "out.gguf", lora=one)
+    a, b = np.ones((101, 4), np.float32), np.ones((width, 4), np.float32)
+    adapter = save_gguf(tmp_path / "a.gguf", {"token_embd.weight.lora_a": a, "token_embd.weight.lora_b": b})
+    with pytest.raises(UnsupportedError, match="the token embedding alone"):
+        slimrt.convert(tied, tmp_path / "out.gguf", lora=adapter)
+
+
+def test_weights_that_are_more_than_they_seem_are_refused(tmp_path):
+    """Ternary ones, beside which PEFT computes the product, and an embedding that encoder and decoder share."""
+    adapter = save_adapter(tmp_path / "adapter", as_parts(products("bitnet_online", [Q])))
+    with pytest.raises(UnsupportedError, match=f"changes '{Q}.weight', which becomes ternary"):
+        slimrt.convert(GOLDEN / "bitnet_online", tmp_path / "out.gguf", lora=adapter)
+    base = write("t5", tmp_path / "t5")
+    whole = {"shared.weight": load_file(base / "model.safetensors")["shared.weight"]}
+    with pytest.raises(UnsupportedError, match="changes 'shared.weight', which is in several places"):
+        slimrt.convert(base, tmp_path / "out.gguf", lora=save_adapter(tmp_path / "whole", whole))
 
 
 def test_an_adapter_beside_a_model_is_not_forgotten(tmp_path):
@@ -353,10 +397,13 @@ def test_an_adapter_beside_a_model_is_not_forgotten(tmp_path):
     assert not any("is not merged" in text for text in report.warnings)
 
 
-def test_weights_trained_whole_have_no_scale(tmp_path):
+def test_scales_that_are_none(tmp_path):
     adapter = save_adapter(tmp_path / "adapter", {"model.norm.weight": np.ones(48, np.float32)})
     with pytest.raises(UnsupportedError, match=r"'model.norm.weight' was trained whole, .* leave out 0.5"):
         slimrt.convert(GOLDEN / BASE, tmp_path / "out.gguf", lora=f"{adapter}:0.5")
+    for scale in ("nan", "-inf", "1e39"):
+        with pytest.raises(ValueError, match="must be a finite number"):
+            slimrt.convert(GOLDEN / BASE, tmp_path / "out.gguf", lora=f"{adapter}:{scale}")
 
 
 def test_the_command(tmp_path, capsys):
@@ -389,7 +436,7 @@ def options(name: str) -> dict[str, object]:
         "dora": {"target_modules": ["q_proj", "down_proj"], "use_dora": True},
         "whole": {"target_modules": ["v_proj"], "modules_to_save": ["lm_head", "norm"], "bias": "all"},
         "embedding": {"target_modules": ["embed_tokens", "o_proj"]},
-        "conv1d": {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True},
+        "conv1d": {"target_modules": ["c_attn", "c_proj", "lm_head"]},
         "conv1d_dora": {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "use_dora": True},
     }[name]  # fmt: skip
 

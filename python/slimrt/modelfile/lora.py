@@ -23,7 +23,7 @@ from slimrt.tokenizer.tokenizer import Tokenizer
 
 KEY = "slimrt.lora"  # metadata: what was merged, as it was named
 Named: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
-_SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?)", re.DOTALL | re.ASCII)
+_SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?((\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf|nan))", re.S | re.A | re.I)
 _F16 = GGMLQuantizationType.F16
 _MERGED = (GGMLQuantizationType.F32, _F16, GGMLQuantizationType.BF16)  # weights of another type become f16
 
@@ -204,6 +204,8 @@ def _opened(name: str) -> Peft | GgufLora:
     path, scale = Path(name), 1.0
     if not path.exists() and (scaled := _SCALED.fullmatch(name)):
         path, scale = Path(scaled["path"]), float(scaled["scale"])
+        if not abs(scale) <= float(np.finfo(np.float32).max):
+            raise ValueError(f"{name}: the scale of an adapter must be a finite number, of float32")
     if path.is_dir():
         if not (path / CONFIG).is_file():
             raise ModelFormatError(f"{path} is no adapter: it has no {CONFIG}")

@@ -7,7 +7,8 @@ handled, a missing tensor or a wrong shape are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gguf.constants import GGUFValueType, LlamaFileType
@@ -21,7 +22,7 @@ from slimrt.modelfile.hf.layout import Layout
 from slimrt.modelfile.hf.multimodal import TextPart
 from slimrt.modelfile.hf.peft import CONFIG, Adapted, Peft
 from slimrt.modelfile.hf.rope import rope_fields
-from slimrt.modelfile.hf.safetensors_files import DTYPES, Checkpoint
+from slimrt.modelfile.hf.safetensors_files import DTYPES, Alias, Checkpoint
 from slimrt.modelfile.hf.vocabulary import vocabulary_fields
 from slimrt.modelfile.hf.windows import window_fields
 from slimrt.modelfile.hub import title
@@ -37,8 +38,7 @@ def read_hf(directory: Path, adapters: Sequence[Peft] = ()) -> tuple[ModelData, 
         UnsupportedError: an unknown model type, or something that changes the mathematics and is not handled.
     """
     config = Config.of(directory)
-    part = TextPart(Adapted(Checkpoint(directory), adapters), config.wrapped_in)
-    _refuse_half_of_tied(config, part, adapters)
+    part = TextPart(_adapted(config, Checkpoint(directory), adapters), config.wrapped_in)
     model = read_tensors(config, part, title(directory.resolve()))
     vocabulary, warnings = vocabulary_fields(directory, config.family.arch, Sizes.of(config).v)
     if part.note:
@@ -50,16 +50,50 @@ def read_hf(directory: Path, adapters: Sequence[Peft] = ()) -> tuple[ModelData, 
     return model.with_metadata(vocabulary), warnings
 
 
-def _refuse_half_of_tied(config: Config, part: TextPart, adapters: Sequence[Peft]) -> None:
-    """UnsupportedError: an adapter adds a product to the token embedding, which computes the logits too. PEFT adds it
-    only where tokens are looked up."""
-    adding = next((one for one in adapters if one.changes_embedding), None)
-    head = config.family.head
-    if adding and head and (config.get("tie_word_embeddings") or f"{head}.weight" not in part.entries):
-        raise UnsupportedError(
-            f"{adding.directory} changes the token embedding alone, which is the output matrix of this model too, and "
-            "that stays as it is in PEFT: one matrix cannot be both"
-        )
+def _adapted(config: Config, checkpoint: Checkpoint, adapters: Sequence[Peft]) -> Source:
+    """The weights with adapters merged into them. Errors as Adapted and _refuse."""
+    if not adapters:
+        return checkpoint
+    adapted = Adapted(_untied(config, checkpoint), adapters, config.family.conv1d)
+    for adapter, places in adapted.changes:
+        _refuse(config, adapter, places)
+    return adapted
+
+
+def _untied(config: Config, checkpoint: Checkpoint) -> Checkpoint | Alias:
+    """The weights with a decoder's head among them, if that is the token embedding: PEFT changes one where tokens are
+    looked up, and the other where logits are computed. If the two are the same afterwards, one is stored."""
+    family = config.family
+    if not (family.head and config.get("tie_word_embeddings")) or len(family.stacks) > 1:
+        return checkpoint
+    config.family = replace(family, head_decides=True)
+    embeddings = [name for name in checkpoint.entries if _is(name, family.outside["token_embd"][0])]
+    if len(embeddings) != 1 or any(_is(name, family.head) for name in checkpoint.entries):
+        return checkpoint
+    return Alias(checkpoint, f"{family.head}.weight", embeddings[0])
+
+
+def _refuse(config: Config, adapter: Peft, places: Mapping[str, str]) -> None:
+    """UnsupportedError: the embedding of an encoder-decoder changes, which is more than that, or ternary weights do."""
+    family = config.family
+    if len(family.stacks) > 1 and (config.get("tie_word_embeddings") or family.copies):
+        for module in (family.outside["token_embd"][0], *family.copies):
+            if name := next((name for name in places if _is(name, module)), None):
+                raise UnsupportedError(
+                    f"{adapter.directory} changes '{name}', which is in several places of this model: PEFT changes it "
+                    "in one of them, and one matrix cannot be both"
+                )
+    for module in (theirs for ours, (theirs, _) in family.layer.items() if ours in family.ternary):
+        if name := next((name for name, own in places.items() if _is(name, module) and adapter.adds_to(own)), None):
+            raise UnsupportedError(
+                f"{adapter.directory} changes '{name}', which becomes ternary: what was trained beside it would be "
+                "rounded away"
+            )
+
+
+def _is(name: str, module: str) -> bool:
+    """Whether a tensor is a module's weight, whatever is around the module."""
+    return f".{name}".endswith(f".{module}.weight")
 
 
 def read_tensors(config: Config, checkpoint: Source, name: str) -> ModelData:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ _READ = frozenset(
     "rank_pattern revision runtime_config target_modules task_type use_dora use_rslora velora_config".split()
 )
 _MERGED = ("F32", "F16", "BF16")
+_LARGEST = float(np.finfo(np.float32).max)
+# Names of modules around a text model, which an adapter may have and the model's files not, and the other way round.
+_AROUND = frozenset("model language_model text_model transformer gpt_neox".split())
 # Ways to begin that change the base model too, so that the adapter is one of that.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -84,17 +87,14 @@ class Peft:
                     f"{self.file}: '{name}' is {entry.dtype}; adapters are read in {', '.join(DTYPES)}"
                 )
             self._add(name)
+        if not self._changes:
+            raise ModelFormatError(f"{self.file} is empty: an adapter that changes nothing")
         for own, change in self._changes.items():
             self._check_parts(own, change)
 
     @property
     def files(self) -> list[Path]:
         return [self.directory / CONFIG, self.file]
-
-    @property
-    def changes_embedding(self) -> bool:
-        """Whether a product is added to a token embedding."""
-        return any("lora_embedding_A" in change.parts for change in self._changes.values())
 
     def places(self, names: Iterable[str]) -> dict[str, str]:
         """Of the weights `names` of a model those that change, each with the adapter's name for it. Modules around a
@@ -112,19 +112,31 @@ class Peft:
             candidates = next((by_end[end] for end in _ends(own) if end in by_end), [])
             if own in candidates:
                 candidates = [own]
-            if len(candidates) != 1 or candidates[0] in found:
+            other = found.get(candidates[0]) if candidates else None
+            if len(candidates) != 1 or other:
                 why = "may be several of this one" if candidates else "this one does not have"
+                why = f"is '{other}' again in this one" if other else why
                 raise ModelFormatError(
                     f"{self.directory} is an adapter of another model: it changes '{own}', which {why}"
                 )
             found[candidates[0]] = own
         return found
 
-    def merged(self, own: str, weight: np.ndarray) -> np.ndarray:
-        """The weight with the adapter's change, float32 as it is; `own` is the adapter's name for it, as in places().
+    def adds_to(self, own: str) -> bool:
+        """Whether a product is added to a weight; else it was trained whole. `own` as in merged()."""
+        return bool(self._changes[own].parts)
+
+    def merged(self, own: str, weight: np.ndarray, conv1d: bool) -> np.ndarray:
+        """The weight with the adapter's change, float32 as it is.
+
+        Args:
+            own: the adapter's name for it, as in places().
+            conv1d: matrices of layers are stored [in, out]. (fan_in_fan_out says what the last module was that PEFT
+                wrapped, which may be a head beside them.)
 
         Raises:
             ModelFormatError: the change has another shape.
+            UnsupportedError: the weight was trained whole, and the scale is not 1.
         """
         change = self._changes[own]
         if change.whole:
@@ -138,13 +150,13 @@ class Peft:
         if not change.parts:
             return weight
         a, b = (self._values(name) for name in change.product())
-        delta, turned = b @ a, bool(self.config.get("fan_in_fan_out"))  # turned: stored as [in, out], as in GPT-2
-        if delta.shape[0] != delta.shape[1]:  # then the shape says it, which some configs have wrong
-            turned = delta.shape != weight.shape
+        delta = b @ a
+        turned = conv1d and delta.shape[::-1] == weight.shape
         delta = delta.T if turned or "lora_embedding_A" in change.parts else delta
         self._check_shape(own, delta, weight)
         magnitude = change.parts.get("lora_magnitude_vector")
-        scale = self._alpha(own.removesuffix(".weight")) / self._divisor(len(a)) * (1.0 if magnitude else self.scale)
+        scale = self._said("lora_alpha", "alpha_pattern", own) / self._divisor(len(a))
+        scale *= 1.0 if magnitude else self.scale
         result = weight + np.float32(scale) * delta
         if magnitude:
             norm = np.linalg.norm(result, axis=0 if turned else 1, keepdims=True)
@@ -155,11 +167,17 @@ class Peft:
     def _add(self, name: str) -> None:
         plain = name.removeprefix(_PREFIX).replace(".base_layer.", ".")
         if match := _PART.fullmatch(plain):
-            self._changes.setdefault(f"{match['module']}.weight", _Change()).parts[match["part"]] = name
+            parts = self._changes.setdefault(f"{match['module']}.weight", _Change()).parts
+            if other := parts.get(match["part"]):
+                raise ModelFormatError(f"{self.file}: '{other}' and '{name}' are the same part of an adapter")
+            parts[match["part"]] = name
         elif "lora_" in plain or not name.startswith(_PREFIX) or not plain.endswith((".weight", ".bias")):
             raise UnsupportedError(f"{self.file}: '{name}' is no part of a LoRA adapter that is known")
         else:
-            self._changes.setdefault(plain, _Change()).whole = name
+            change = self._changes.setdefault(plain, _Change())
+            if change.whole:
+                raise ModelFormatError(f"{self.file}: '{change.whole}' and '{name}' are the same weight")
+            change.whole = name
 
     def _check_parts(self, own: str, change: _Change) -> None:
         where = f"{self.file}: '{own}'"
@@ -177,11 +195,20 @@ class Peft:
             raise UnsupportedError(f"{where}: LoRA of a convolution is not supported")
         if len(a) != 2 or len(b) != 2 or a[0] != b[1]:
             raise ModelFormatError(f"{where}: {pair[0]} is {list(a)} and {pair[1]} {list(b)}, which have no product")
+        if a[0] != (rank := self._said("r", "rank_pattern", own)):
+            raise ModelFormatError(f"{where} is of rank {a[0]}, and {CONFIG} says {rank:g}")
+        magnitude, dora = change.parts.get("lora_magnitude_vector"), self.config.get("use_dora")
+        if bool(magnitude) != bool(dora):
+            raise ModelFormatError(f"{where} has {'a' if magnitude else 'no'} magnitude, and use_dora is {dora}")
+        if magnitude and (n := math.prod(self._entries[magnitude].shape)) != b[0]:
+            raise ModelFormatError(f"{where} has {n} magnitudes for {b[0]} rows")
 
-    def _alpha(self, module: str) -> float:
-        pattern: Mapping[str, Any] = self.config.get("alpha_pattern") or {}
-        key = next((key for key in pattern if re.fullmatch(rf"(.*\.)?({key})", module)), None)
-        return float(self.config["lora_alpha"] if key is None else pattern[key])
+    def _said(self, key: str, pattern_key: str, own: str) -> float:
+        """What the config says of a weight: of the first pattern that its module's name ends with, or of all."""
+        pattern: Mapping[str, Any] = self.config.get(pattern_key) or {}
+        module = own.removesuffix(".weight")
+        found = next((one for one in pattern if re.fullmatch(rf"(.*\.)?({one})", module)), None)
+        return float(self.config[key] if found is None else pattern[found])
 
     def _divisor(self, rank: int) -> float:
         return math.sqrt(rank) if self.config.get("use_rslora") else rank
@@ -199,10 +226,10 @@ class Peft:
 
 
 def _ends(name: str) -> list[str]:
-    """A name, and without its first words, longest first, down to a layer's number or to a module and its weight."""
+    """A name, and without the modules around a text model, one after the other."""
     words = name.split(".")
-    number = next((i for i, word in enumerate(words) if word.isdecimal()), len(words))
-    return [".".join(words[i:]) for i in range(min(number, len(words) - 2) + 1)]
+    around = next(i for i, word in enumerate(words) if word not in _AROUND or i == len(words) - 1)
+    return [".".join(words[i:]) for i in range(around + 1)]
 
 
 def _check_config(config: Mapping[str, Any], path: Path) -> None:
@@ -218,23 +245,50 @@ def _check_config(config: Mapping[str, Any], path: Path) -> None:
             f"{path}: init_lora_weights is {start!r}, which changed the base model too: in peft, save_pretrained() "
             "with path_initial_model_for_weight_conversion makes an adapter of the model as it was"
         )
-    numbers = [config.get("lora_alpha"), *dict(config.get("alpha_pattern") or {}).values()]
-    if not all(isinstance(one, (int, float)) for one in numbers):
-        raise ModelFormatError(f"{path}: lora_alpha and alpha_pattern must be numbers, got {numbers!r}")
+    for key in ("use_dora", "use_rslora"):
+        if not isinstance(config.get(key), bool | None):
+            raise ModelFormatError(f"{path}: {key} must be true or false, got {config[key]!r}")
+    _check_numbers(config, path, "lora_alpha", "alpha_pattern", lambda one: isinstance(one, int | float), "numbers")
+    _check_numbers(
+        config, path, "r", "rank_pattern", lambda one: isinstance(one, int) and one > 0, "positive whole numbers"
+    )
+
+
+def _check_numbers(
+    config: Mapping[str, Any], path: Path, key: str, pattern_key: str, fits: Callable[[Any], bool], what: str
+) -> None:
+    """ModelFormatError: a number, or those by regular expressions of modules, are not what they must be."""
+    pattern = config.get(pattern_key) or {}
+    if not isinstance(pattern, dict):
+        raise ModelFormatError(f"{path}: {pattern_key} must be an object, got {pattern!r}")
+    numbers = [config.get(key), *pattern.values()]
+    if not all(fits(one) and not isinstance(one, bool) and abs(one) < _LARGEST for one in numbers):
+        raise ModelFormatError(f"{path}: {key} and {pattern_key} must be {what}, got {numbers!r}")
+    for one in pattern:
+        try:
+            re.compile(one)
+        except re.error as error:
+            raise ModelFormatError(f"{path}: {pattern_key}: {one!r} is no regular expression: {error}") from error
 
 
 class Adapted:
     """The weights of a model with adapters merged into them, in the types that they have, one after the other.
+
+    Args:
+        conv1d: matrices of layers are stored [in, out], as in GPT-2.
+
+    Attributes:
+        changes: the adapters, each with its places in the model.
 
     Raises:
         ModelFormatError: an adapter of another model.
         UnsupportedError: a weight that changes is quantised.
     """
 
-    def __init__(self, source: Source, adapters: Sequence[Peft]):
-        self._source, self.entries = source, source.entries
-        self._changes = [(adapter, adapter.places(source.entries)) for adapter in adapters]
-        for adapter, places in self._changes:
+    def __init__(self, source: Source, adapters: Sequence[Peft], conv1d: bool = False):
+        self._source, self.entries, self._conv1d = source, source.entries, conv1d
+        self.changes = [(adapter, adapter.places(source.entries)) for adapter in adapters]
+        for adapter, places in self.changes:
             for place in places:
                 if (dtype := self.entries[place].dtype) not in _MERGED:
                     raise UnsupportedError(
@@ -245,13 +299,14 @@ class Adapted:
     def elements(self, name: str) -> np.ndarray:
         """As `Source.elements`."""
         stored, dtype = self._source.elements(name), self.entries[name].dtype
-        changes = [(adapter, places[name]) for adapter, places in self._changes if name in places]
+        changes = [(adapter, places[name]) for adapter, places in self.changes if name in places]
         if not changes:
             return stored
-        weight = as_float32(stored, dtype)
-        for adapter, own in changes:
-            weight = adapter.merged(own, weight)
-        found = as_stored(weight, dtype)
+        with np.errstate(all="ignore"):  # what is not finite is refused
+            weight = as_float32(stored, dtype)
+            for adapter, own in changes:
+                weight = adapter.merged(own, weight, self._conv1d)
+            found = as_stored(weight, dtype)
         if not np.isfinite(as_float32(found, dtype)).all():
             raise ModelFormatError(f"'{name}' with the change of an adapter is not finite in {dtype}")
         return found

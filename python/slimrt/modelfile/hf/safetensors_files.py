@@ -61,6 +61,18 @@ class Checkpoint:
         return stored_elements(self.entries[name])
 
 
+class Alias:
+    """The tensors of a checkpoint, of which `other` has a second name."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str, other: str):
+        self._checkpoint, self._name, self._other = checkpoint, name, other
+        self.entries = {**checkpoint.entries, name: checkpoint.entries[other]}
+
+    def elements(self, name: str) -> np.ndarray:
+        """As `Checkpoint.elements`."""
+        return self._checkpoint.elements(self._other if name == self._name else name)
+
+
 def _shards(directory: Path) -> dict[Path, set[str]]:
     """Each safetensors file, and the tensors that must be in it."""
     if (directory / _SINGLE).is_file():
