@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import gguf
@@ -14,65 +13,26 @@ from safetensors.numpy import load_file, save_file
 
 import slimrt
 from conftest import GOLDEN, values_of
+from lora_adapters import (
+    ALPHA,
+    RANK,
+    Products,
+    Weights,
+    as_parts,
+    directory,
+    gguf_parts,
+    products,
+    save_adapter,
+    save_gguf,
+)
 from reference_files import hf_tensors
 from seq2seq_models import write
 from slimrt.cli.command import main
 from slimrt.errors import ModelFormatError, UnsupportedError
 
-Weights = dict[str, np.ndarray]
-
-Products = dict[str, tuple[np.ndarray, np.ndarray]]  # A [r, in] and B [out, r] by module
-
-RANK, ALPHA = 4, 6
 BASE = "llama_mha"
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
 PAIR, MAGNITUDE = {f"{Q}.lora_A.weight": (4, 48), f"{Q}.lora_B.weight": (48, 4)}, f"{Q}.lora_magnitude_vector"
-
-
-def directory(folder: Path, name: str = BASE, weights: Weights | None = None, dtype: str = "float32") -> Path:
-    """A copy of a tiny model in one file, with some weights in place of its own."""
-    folder.mkdir(parents=True)
-    for file in (GOLDEN / name).glob("*.json"):
-        if "index" not in file.name:
-            shutil.copy(file, folder)
-    tensors = {key: np.ascontiguousarray(t, dtype) for key, t in (hf_tensors(GOLDEN / name) | (weights or {})).items()}
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
-def products(name: str, modules: list[str], seed: int = 3) -> Products:
-    """Random A [r, in] and B [out, r] for each module, float32."""
-    rng, weights = np.random.default_rng(seed), hf_tensors(GOLDEN / name)
-    shapes = {module: weights[f"{module}.weight"].shape for module in modules}
-    if name.startswith("gpt2"):  # stores [in, out]
-        shapes = {module: shape[::-1] for module, shape in shapes.items()}
-    return {
-        module: (
-            rng.normal(size=(RANK, n_in)).astype(np.float32) * 0.3,
-            rng.normal(size=(n_out, RANK)).astype(np.float32) * 0.3,
-        )
-        for module, (n_out, n_in) in shapes.items()
-    }
-
-
-def save_adapter(folder: Path, parts: Weights, **config: object) -> Path:
-    """An adapter as PEFT saves it: `parts` without the prefix of its names."""
-    folder.mkdir(parents=True, exist_ok=True)
-    said = {
-        "peft_type": "LORA",
-        "r": RANK,
-        "lora_alpha": ALPHA,
-        "target_modules": ["q_proj"],
-        "init_lora_weights": True,
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(said | config))
-    named = {f"base_model.model.{name}": np.ascontiguousarray(t) for name, t in parts.items()}
-    save_file(named, folder / "adapter_model.safetensors")
-    return folder
-
-
-def as_parts(found: Products) -> Weights:
-    return {f"{module}.lora_{x}.weight": t for module, pair in found.items() for x, t in zip("AB", pair, strict=True)}
 
 
 def changed(name: str, found: Products, scale: float, dtype: str = "float32") -> Weights:
@@ -226,32 +186,6 @@ def test_a_text_model_in_a_wrapper(tmp_path):
 
 
 # ---------------------------------------------------------------- GGUF
-def save_gguf(path: Path, parts: Weights, arch: str = "llama", kind: str = "lora", general: str = "adapter") -> Path:
-    """An adapter as llama.cpp's convert_lora_to_gguf.py writes it."""
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_type(general)
-    writer.add_string("adapter.type", kind)
-    writer.add_float32("adapter.lora.alpha", ALPHA)
-    for name, tensor in parts.items():
-        writer.add_tensor(name, np.ascontiguousarray(tensor, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def gguf_parts(weights: Weights, names: list[str]) -> Weights:
-    rng, parts = np.random.default_rng(8), {}
-    for name in names:
-        n_out, n_in = weights[name].shape
-        n_a, n_b = (n_out, n_in) if name == "token_embd.weight" else (n_in, n_out)
-        a = rng.normal(size=(RANK, n_a))
-        parts[f"{name}.lora_a"] = a.T if name == "token_embd.weight" else a
-        parts[f"{name}.lora_b"] = rng.normal(size=(n_b, RANK))
-    return parts
-
-
 @pytest.mark.parametrize("source", ["file", "directory"])
 def test_an_adapter_in_gguf(tmp_path, convert, source):
     plain = convert(GOLDEN / BASE)
@@ -295,6 +229,22 @@ def test_the_result_is_folded_and_verified(tmp_path):
         same(one, two, 0)
         assert report.verify == wanted.verify
         assert [layer.measured for layer in report.layers] == [layer.measured for layer in wanted.layers]
+
+
+@pytest.mark.parametrize("name, v", [("llama_bias", "attn_v"), ("gptneox", "attn_qkv")])
+def test_a_bias_that_was_moved_by_the_weight_that_changes(tmp_path, name, v):
+    """Files of --cache have W_O b_V in the output bias: with another W_O it would be another model's."""
+    plain, folded, out = (tmp_path / f"{one}.gguf" for one in ("plain", "folded", "out"))
+    slimrt.convert(GOLDEN / name, plain)
+    slimrt.convert(plain, folded, cache="kv")
+    weights, arch = values_of(plain), gguf.GGUFReader(plain).fields["general.architecture"].contents()
+    adapters = {
+        one: save_gguf(tmp_path / one, gguf_parts(weights, [f"blk.0.{one}.weight"]), arch) for one in (v, "attn_output")
+    }
+    for base, adapter in ((plain, "attn_output"), (folded, v)):
+        slimrt.convert(base, out, lora=adapters[adapter], overwrite=True)
+    with pytest.raises(UnsupportedError, match="by which this file's V biases were multiplied"):
+        slimrt.convert(folded, out, lora=adapters["attn_output"], overwrite=True)
 
 
 # ---------------------------------------------------------------- what is refused
@@ -362,6 +312,12 @@ def test_adapters_that_do_not_fit_the_model(tmp_path, convert):
     wide = save_gguf(tmp_path / "wide.gguf", {name.replace("attn_q", "ffn_up"): t for name, t in parts.items()})
     with pytest.raises(ModelFormatError, match=r"'blk.0.ffn_up.weight' is \[88, 48\]"):
         slimrt.convert(plain, out, lora=wide)
+    for adapter, said in (
+        (save_gguf(tmp_path / "empty.gguf", {}), "an adapter that changes nothing"),
+        (save_gguf(tmp_path / "alpha.gguf", parts, alpha=float("nan")), "alpha must be a finite number, got nan"),
+    ):
+        with pytest.raises(ModelFormatError, match=said):
+            slimrt.convert(plain, out, lora=adapter)
     huge = save_gguf(tmp_path / "huge.gguf", {name: t * 1e30 for name, t in parts.items()})
     with pytest.raises(ModelFormatError, match="not finite"):
         slimrt.convert(plain, out, lora=huge)

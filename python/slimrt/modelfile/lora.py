@@ -24,6 +24,7 @@ from slimrt.tokenizer.tokenizer import Tokenizer
 KEY = "slimrt.lora"  # metadata: what was merged, as it was named
 Named: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 _SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?((\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf|nan))", re.S | re.A | re.I)
+_LARGEST = float(np.finfo(np.float32).max)
 _F16 = GGMLQuantizationType.F16
 _MERGED = (GGMLQuantizationType.F32, _F16, GGMLQuantizationType.BF16)  # weights of another type become f16
 
@@ -48,13 +49,17 @@ class GgufLora:
             raise UnsupportedError(
                 f"{file}: an adapter of type {kind!r}{' (aLoRA)' * (kind == 'lora')}; merged is LoRA"
             )
-        self.arch, self._alpha = model.arch, float(model.value("adapter.lora.alpha", 0.0))
+        self.arch, self._alpha = model.arch, model.value("adapter.lora.alpha", 0.0)
+        if not isinstance(self._alpha, int | float) or not abs(self._alpha) <= _LARGEST:
+            raise ModelFormatError(f"{file}: adapter.lora.alpha must be a finite number, got {self._alpha!r}")
         self._parts: dict[str, dict[str, Tensor]] = {}
         for tensor in model.tensors.values():
             name, _, part = tensor.name.rpartition(".")
             if part not in ("lora_a", "lora_b"):
                 raise UnsupportedError(f"{file}: '{tensor.name}' is no part of a LoRA adapter that is known")
             self._parts.setdefault(name, {})[part] = tensor
+        if not self._parts:
+            raise ModelFormatError(f"{file} has no tensors: an adapter that changes nothing")
         if broken := next((name for name, parts in self._parts.items() if len(parts) < 2), None):
             raise ModelFormatError(f"{file}: '{broken}' has {next(iter(self._parts[broken]))} alone")
 
@@ -67,6 +72,7 @@ class GgufLora:
 
         Raises:
             ModelFormatError: the adapter is of another model.
+            UnsupportedError: a weight changes that something else was computed from.
         """
         if self.arch != model.arch:
             raise ModelFormatError(
@@ -82,6 +88,11 @@ class GgufLora:
             if _of_embedding(tensor) and "output.weight" not in model.tensors:
                 raise UnsupportedError(
                     f"{self.file} changes the token embedding alone, which is the output matrix of this model too"
+                )
+            if name.endswith(".attn_output.weight") and _moved_bias(model):
+                raise UnsupportedError(
+                    f"{self.file} changes '{name}', by which this file's V biases were multiplied when it was "
+                    "converted for a cache: merge the adapter into the model as it was before"
                 )
             self._check_shapes(tensor, **parts)
             kind = tensor.type if tensor.type in _MERGED else _F16
@@ -114,6 +125,21 @@ class GgufLora:
         if not np.isfinite(quants.dequantize(found, kind)).all():
             raise ModelFormatError(f"'{tensor.name}' with the change of {self.file} is not finite in {kind.name}")
         return found.view(np.uint8)
+
+
+def _moved_bias(model: ModelData) -> bool:
+    """Whether slimrt moved V's bias into the output bias (`folding.weights.fold_value_bias`), which left zeros."""
+    if "slimrt.format_version" not in model.metadata:
+        return False
+    for name, tensor in model.tensors.items():
+        block, _, kind = name.rpartition(".attn_")
+        if kind == "v.bias" and not tensor.values().any():
+            return True
+        if kind == "qkv.bias":
+            kv = (tensor.shape[0] - model.tensor(f"{block}.attn_output.weight").shape[1]) // 2
+            if not tensor.values()[-kv:].any():
+                return True
+    return False
 
 
 def _of_embedding(tensor: Tensor) -> bool:
@@ -204,7 +230,7 @@ def _opened(name: str) -> Peft | GgufLora:
     path, scale = Path(name), 1.0
     if not path.exists() and (scaled := _SCALED.fullmatch(name)):
         path, scale = Path(scaled["path"]), float(scaled["scale"])
-        if not abs(scale) <= float(np.finfo(np.float32).max):
+        if not abs(scale) <= _LARGEST:
             raise ValueError(f"{name}: the scale of an adapter must be a finite number, of float32")
     if path.is_dir():
         if not (path / CONFIG).is_file():

@@ -36,6 +36,7 @@ _KEPT_KEYS = (
     OWNERS,
     KEYS,
     "slimrt.text_part",
+    "slimrt.format_version",
     LORA,
 )
 
