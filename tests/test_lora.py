@@ -9,6 +9,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import load_file, save_file
 
 import slimrt
@@ -182,6 +183,10 @@ def test_a_text_model_in_a_wrapper(tmp_path):
             config = json.loads((base / "config.json").read_text())
             (base / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": config}))
         slimrt.convert(base, tmp_path / f"out{prefix}.gguf", lora=adapter)
+    vision = {"vision_tower.layers.0.self_attn.q_proj.weight": np.ones((48, 48), np.float32)}
+    save_file(wrapped | vision, base / "model.safetensors")
+    with pytest.raises(UnsupportedError, match="changes nothing of the text part of a 'llava' model"):
+        slimrt.convert(base, tmp_path / "none.gguf", lora=save_adapter(tmp_path / "vision", vision))
     same(tmp_path / "outmodel.language_model..gguf", tmp_path / "out.gguf", 0)
 
 
@@ -332,6 +337,26 @@ def test_a_tied_embedding_is_not_changed_alone_in_gguf(tmp_path):
     adapter = save_gguf(tmp_path / "a.gguf", {"token_embd.weight.lora_a": a, "token_embd.weight.lora_b": b})
     with pytest.raises(UnsupportedError, match="the token embedding alone"):
         slimrt.convert(tied, tmp_path / "out.gguf", lora=adapter)
+
+
+def test_what_an_adapter_has_beside_its_weights_is_not_used(tmp_path):
+    """Another end of text is told of, a missing one is none; a tokenizer.json that cannot be read stops nothing."""
+    adapter, base = save_adapter(tmp_path / "adapter", as_parts(products(BASE, [Q]))), directory(tmp_path / "base")
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2, "c": 3}, [("a", "b")]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    for folder, eos in ((base, "a"), (adapter, None)):
+        backend.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    assert not slimrt.convert(base, tmp_path / "0.gguf", lora=adapter).warnings
+    (adapter / "tokenizer_config.json").write_text(json.dumps({"eos_token": "b", "chat_template": "x"}))
+    report = slimrt.convert(base, tmp_path / "1.gguf", lora=adapter)
+    assert report.warnings == [
+        f"{adapter} has its own end of text, chat template: not used, the result has what {base} has"
+    ]
+    (adapter / "tokenizer.json").write_text("{")
+    report = slimrt.convert(base, tmp_path / "2.gguf", lora=adapter)
+    assert "whether the adapter was trained with the tokens of" in report.warnings[0]
 
 
 def test_weights_that_are_more_than_they_seem_are_refused(tmp_path):

@@ -218,12 +218,18 @@ def _own_tokenizer(adapter: Path, base: Path) -> list[str]:
     """A warning on an adapter that was trained with other tokens or another chat template than the model's; else []."""
     if not all((directory / "tokenizer.json").is_file() for directory in (adapter, base)):
         return []
-    own, bases = Tokenizer(adapter), Tokenizer(base)
-    texts = {"tokens": own.vocabulary.tokens != bases.vocabulary.tokens, "end of text": own.eos_id != bases.eos_id}
-    if own.chat_template:
-        texts["chat template"] = own.chat_template != bases.chat_template
+    bases = Tokenizer(base)
+    try:
+        own = Tokenizer(adapter)
+    except (ModelFormatError, UnsupportedError) as error:
+        return [f"{error}: whether the adapter was trained with the tokens of {base} is not known"]
+    texts = {
+        "tokens": own.vocabulary.tokens != bases.vocabulary.tokens,
+        "end of text": own.eos_id not in (None, bases.eos_id),
+        "chat template": own.chat_template not in (None, bases.chat_template),
+    }
     others = ", ".join(what for what, differs in texts.items() if differs)
-    return [f"{adapter} has its own {others}, which are not used: the result has those of {base}"] if others else []
+    return [f"{adapter} has its own {others}: not used, the result has what {base} has"] if others else []
 
 
 def _opened(name: str) -> Peft | GgufLora:

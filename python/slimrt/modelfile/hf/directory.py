@@ -38,7 +38,10 @@ def read_hf(directory: Path, adapters: Sequence[Peft] = ()) -> tuple[ModelData, 
         UnsupportedError: an unknown model type, or something that changes the mathematics and is not handled.
     """
     config = Config.of(directory)
-    part = TextPart(_adapted(config, Checkpoint(directory), adapters), config.wrapped_in)
+    adapted = Adapted(_untied(config, Checkpoint(directory), adapters), adapters, config.family.conv1d)
+    part = TextPart(adapted, config.wrapped_in)
+    for adapter, places in adapted.changes:
+        _refuse(config, part, adapter, places)
     model = read_tensors(config, part, title(directory.resolve()))
     vocabulary, warnings = vocabulary_fields(directory, config.family.arch, Sizes.of(config).v)
     if part.note:
@@ -50,21 +53,11 @@ def read_hf(directory: Path, adapters: Sequence[Peft] = ()) -> tuple[ModelData, 
     return model.with_metadata(vocabulary), warnings
 
 
-def _adapted(config: Config, checkpoint: Checkpoint, adapters: Sequence[Peft]) -> Source:
-    """The weights with adapters merged into them. Errors as Adapted and _refuse."""
-    if not adapters:
-        return checkpoint
-    adapted = Adapted(_untied(config, checkpoint), adapters, config.family.conv1d)
-    for adapter, places in adapted.changes:
-        _refuse(config, adapter, places)
-    return adapted
-
-
-def _untied(config: Config, checkpoint: Checkpoint) -> Checkpoint | Alias:
+def _untied(config: Config, checkpoint: Checkpoint, adapters: Sequence[Peft]) -> Checkpoint | Alias:
     """The weights with a decoder's head among them, if that is the token embedding: PEFT changes one where tokens are
     looked up, and the other where logits are computed. If the two are the same afterwards, one is stored."""
     family = config.family
-    if not (family.head and config.get("tie_word_embeddings")) or len(family.stacks) > 1:
+    if not adapters or not (family.head and config.get("tie_word_embeddings")) or len(family.stacks) > 1:
         return checkpoint
     config.family = replace(family, head_decides=True)
     embeddings = [name for name in checkpoint.entries if _is(name, family.outside["token_embd"][0])]
@@ -73,9 +66,12 @@ def _untied(config: Config, checkpoint: Checkpoint) -> Checkpoint | Alias:
     return Alias(checkpoint, f"{family.head}.weight", embeddings[0])
 
 
-def _refuse(config: Config, adapter: Peft, places: Mapping[str, str]) -> None:
-    """UnsupportedError: the embedding of an encoder-decoder changes, which is more than that, or ternary weights do."""
+def _refuse(config: Config, part: TextPart, adapter: Peft, places: Mapping[str, str]) -> None:
+    """UnsupportedError: an adapter changes what is left out alone, the embedding of an encoder-decoder, which is more
+    than that, or ternary weights."""
     family = config.family
+    if part.names.isdisjoint(places):
+        raise UnsupportedError(f"{adapter.directory} changes nothing of {part.note}")
     if len(family.stacks) > 1 and (config.get("tie_word_embeddings") or family.copies):
         for module in (family.outside["token_embd"][0], *family.copies):
             if name := next((name for name in places if _is(name, module)), None):

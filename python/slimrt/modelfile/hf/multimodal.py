@@ -164,6 +164,11 @@ class TextPart:
             self.note += f"tensors left out: {listed or 'none'}"
 
     @property
+    def names(self) -> frozenset[str]:
+        """The names of its tensors in the files."""
+        return frozenset(self._names.values())
+
+    @property
     def entries(self) -> Mapping[str, Entry]:
         return {alone: self._checkpoint.entries[name] for alone, name in self._names.items()}
 
