@@ -148,9 +148,15 @@ def test_a_tied_head_that_differs_becomes_a_matrix_of_its_own(tmp_path, changing
         "both": ({embed: other, "lm_head.weight": other}, (other, None)),
     }[changing]
     slimrt.convert(tied, tmp_path / "out.gguf", lora=save_adapter(tmp_path / "adapter", parts))
-    found = values_of(tmp_path / "out.gguf")
+    found, pair = values_of(tmp_path / "out.gguf"), products(tied.name, [Q])
     for name, value in zip(("token_embd.weight", "output.weight"), wanted, strict=True):
         assert (name not in found) if value is None else np.allclose(found[name], value), name
+    both = directory(tmp_path / "both", tied.name, {"lm_head.weight": own})  # the head stored again
+    slimrt.convert(both, tmp_path / "again.gguf", lora=tmp_path / "adapter")
+    same(tmp_path / "again.gguf", tmp_path / "out.gguf", 0)
+    contradicting = directory(tmp_path / "contradicting", tied.name, {"lm_head.weight": own + 1})
+    with pytest.raises(ModelFormatError, match="tie_word_embeddings is true, but lm_head.weight differs"):
+        slimrt.convert(contradicting, tmp_path / "none.gguf", lora=save_adapter(tmp_path / "q", as_parts(pair)))
     with slimrt.Model(tmp_path / "out.gguf") as model:
         assert np.isfinite(model.logits([1, 2])).all()
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from gguf.constants import GGUFValueType, LlamaFileType
 from gguf.gguf_writer import GGUFValue
 
@@ -48,7 +49,7 @@ def read_hf(directory: Path, adapters: Sequence[Peft] = ()) -> tuple[ModelData, 
         warnings, vocabulary["slimrt.text_part"] = [*warnings, part.note], string(part.note)
     if "slimrt.chronos.kind" in model.metadata:
         warnings = []  # a series is no text: it needs no tokenizer
-    if (directory / CONFIG).is_file() and directory not in [one.directory for one in adapters]:
+    if (directory / CONFIG).is_file() and not any(directory.samefile(one.directory) for one in adapters):
         warnings = [*warnings, f"the adapter in {directory} is not merged: slimrt convert --lora {directory} does it"]
     return model.with_metadata(vocabulary), warnings
 
@@ -59,11 +60,14 @@ def _untied(config: Config, checkpoint: Checkpoint, adapters: Sequence[Peft]) ->
     family = config.family
     if not adapters or not (family.head and config.get("tie_word_embeddings")) or len(family.stacks) > 1:
         return checkpoint
-    config.family = replace(family, head_decides=True)
     embeddings = [name for name in checkpoint.entries if _is(name, family.outside["token_embd"][0])]
-    if len(embeddings) != 1 or any(_is(name, family.head) for name in checkpoint.entries):
+    if len(embeddings) != 1:
         return checkpoint
-    return Alias(checkpoint, f"{family.head}.weight", embeddings[0])
+    head = next((name for name in checkpoint.entries if _is(name, family.head)), None)
+    if head and not np.array_equal(checkpoint.elements(head), checkpoint.elements(embeddings[0])):
+        return checkpoint  # which Layout refuses
+    config.family = replace(family, head_decides=True)
+    return checkpoint if head else Alias(checkpoint, f"{family.head}.weight", embeddings[0])
 
 
 def _refuse(config: Config, part: TextPart, adapter: Peft, places: Mapping[str, str]) -> None:
