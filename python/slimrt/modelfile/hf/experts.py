@@ -201,7 +201,13 @@ GPT_OSS = _with_experts(
         },
         biases={ALWAYS: (*LLAMA.biases["attention_bias"], "ffn_gate_inp")},
         defaults={**gpt_oss.DEFAULTS},
-        only={**LLAMA.only, "attention_bias": (True,), "swiglu_alpha": (1.702,), "swiglu_limit": (7.0,)},
+        only={
+            **LLAMA.only,
+            "attention_bias": (True,),
+            "swiglu_alpha": (1.702,),
+            "swiglu_limit": (7.0,),
+            "sliding_window_pattern": (2,),  # no other is read: layer_types says it
+        },
         permuted=(),
         window=True,
         packed=("mxfp4",),

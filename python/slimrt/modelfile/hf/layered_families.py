@@ -11,7 +11,7 @@ from typing import Any
 from slimrt.errors import UnsupportedError
 from slimrt.modelfile.hf.families import LLAMA, MISTRAL, OLMO2, Family
 from slimrt.modelfile.hf.llama_families import COHERE, GEMMA, QWEN3
-from slimrt.modelfile.hf.rope import require_kinds_of_layers, said_of_rope
+from slimrt.modelfile.hf.rope import by_kinds_of_layers, said_of_rope
 
 
 def _scale_of_scores(values: dict[str, Any], layers_of_27b: int) -> dict[str, Any]:
@@ -22,11 +22,21 @@ def _scale_of_scores(values: dict[str, Any], layers_of_27b: int) -> dict[str, An
     return {} if scalar == usual else {"attention_multiplier": 1 / sqrt(scalar)}
 
 
+def _require_windows(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """Refuses models without: their files always say a window, or positions are known beside it alone."""
+    if not values["sliding_window"] or "sliding_attention" not in (values.get("layer_types") or ("sliding_attention",)):
+        key = "layer_types" if values["sliding_window"] else "sliding_window"
+        raise UnsupportedError(
+            f"config.json: {key} = {values[key]!r} is not supported: layers of {values['model_type']} have a window"
+        )
+    return family, values
+
+
 def _gemma2(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
-    for key in ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window"):
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if not values[key]:
             raise UnsupportedError(f"config.json: {key} = {values[key]!r} is not supported: Gemma 2 has one")
-    return family, {**values, **_scale_of_scores(values, 46)}
+    return _require_windows(family, {**values, **_scale_of_scores(values, 46)})
 
 
 GEMMA2 = replace(
@@ -47,7 +57,12 @@ GEMMA2 = replace(
         "final_logit_softcapping": 30.0,
         "sliding_window": 4096,
     },
-    only={"hidden_act": ("gelu_pytorch_tanh",), "attention_bias": (False,), "use_bidirectional_attention": (False,)},
+    only={
+        "hidden_act": ("gelu_pytorch_tanh",),
+        "attention_bias": (False,),
+        "use_bidirectional_attention": (False,),
+        "sliding_window_pattern": (2,),  # no other is read: layer_types says it
+    },
     scales={
         "attention.scale": "attention_multiplier",
         "attn_logit_softcapping": "attn_logit_softcapping",
@@ -59,17 +74,9 @@ GEMMA2 = replace(
 
 
 def _gemma3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
-    """RoPE's two bases as transformers 5 spells them."""
-    found = dict(values)
-    rope = found.pop("rope_parameters", None) or {}
-    require_kinds_of_layers(rope)
-    bases = {
-        "full_attention": {"rope_theta": values.get("rope_theta", 1e6)},
-        "sliding_attention": {"rope_theta": values.get("rope_local_base_freq", 1e4)},
-    }
-    rope = rope | {kind: base | (rope.get(kind) or {}) for kind, base in bases.items()}
-    rope["full_attention"] |= found.pop("rope_scaling", None) or {}
-    return family, {**found, "rope_parameters": rope, **_scale_of_scores(values, 62)}
+    base, of_windows = values.get("rope_theta", 1e6), values.get("rope_local_base_freq", 1e4)
+    rope = by_kinds_of_layers(values, {"full_attention": base, "sliding_attention": of_windows})
+    return family, {**values, **rope, **_scale_of_scores(values, 62)}
 
 
 GEMMA3 = replace(
@@ -215,12 +222,27 @@ GEMMA4 = replace(
 # The 12B, which reads images and sound without a tower.
 GEMMA4_UNIFIED = replace(GEMMA4, defaults={**GEMMA4.defaults, "sliding_window": 1024, "hidden_size_per_layer_input": 0})
 
+
+def _olmo3(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
+    """Transformers 5 gives a config's rope_theta to layers without a window alone, transformers 4 to all."""
+    base, usual = values["rope_theta"], OLMO3.defaults["rope_theta"]
+    rope = by_kinds_of_layers(values, {"full_attention": base, "sliding_attention": usual})
+    own = (values.get("rope_parameters") or {}).get("sliding_attention") or {}
+    if base != usual and "rope_theta" not in own:
+        raise UnsupportedError(
+            f"config.json: rope_theta = {base} does not say whether layers with a window have it: "
+            "rope_parameters of sliding_attention do"
+        )
+    return family, {**values, **rope}
+
+
 OLMO3 = replace(
     OLMO2,
     defaults={**OLMO2.defaults, "sliding_window": 4096, "rope_theta": 500000.0},
+    only={**OLMO2.only, "sliding_window_pattern": (4,)},  # no other is read: layer_types says it
     window=True,
     window_rope=True,
-    settle=None,
+    settle=_olmo3,
 )
 
 COHERE2 = replace(
@@ -228,6 +250,7 @@ COHERE2 = replace(
     arch="cohere2",
     defaults={**COHERE.defaults, "sliding_window": 4096, "rope_theta": 10000.0},
     window=True,
+    settle=_require_windows,
 )
 
 EXAONE4 = replace(

@@ -71,6 +71,27 @@ def require_kinds_of_layers(rope: Mapping[str, Any]) -> None:
         raise UnsupportedError(f"config.json: rope_parameters do not say which layers have this {loose[0]}")
 
 
+def by_kinds_of_layers(config: Mapping[str, Any], bases: Mapping[str, float]) -> dict[str, Any]:
+    """The keys rope_parameters and rope_scaling of a family whose layers with a window have parameters of their own, in
+    transformers 5's spelling: rope_scaling is that of the layers without one, over what rope_parameters say of them.
+
+    Args:
+        bases: kind of layers -> its base, where its parameters do not say one.
+
+    Raises:
+        UnsupportedError: parameters that transformers ignores here.
+    """
+    rope, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    require_kinds_of_layers(rope)
+    if nested := sorted(key for key, value in scaling.items() if isinstance(value, dict)):
+        raise UnsupportedError(f"config.json: rope_scaling of {', '.join(nested)} is not supported")
+    if "type" in scaling and "rope_type" not in scaling:
+        raise UnsupportedError("config.json: rope_scaling says its type and no rope_type, which alone is read here")
+    found = {kind: {"rope_theta": base} | (rope.get(kind) or {}) for kind, base in bases.items()}
+    found["full_attention"] |= scaling
+    return {"rope_parameters": {**rope, **found}, "rope_scaling": None}
+
+
 def _of_layers(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The parameters of layers without a window, or of all; and of those with one, where they have their own."""
     found = said_of_rope(config)

@@ -18,28 +18,35 @@ def window_fields(config: Config, sizes: Sizes) -> dict[str, GGUFValue]:
     without windows.
 
     Raises:
-        UnsupportedError: only some layers have it, or the runtime cannot honour it in this family.
-        ModelFormatError: kinds of more or fewer layers than there are.
+        UnsupportedError: only some layers have it, or the runtime cannot honour it in this family; or keys contradict
+            each other.
+        ModelFormatError: kinds of more or fewer layers than there are, or a window of no tokens.
     """
-    if config.family.window is None or not config.get("sliding_window"):
+    if config.family.window is None:
         return {}
-    if (
-        config.get("use_sliding_window") is False and "use_sliding_window" in config.family.defaults
-    ):  # others have no such key
-        if "sliding_attention" in (config.get("layer_types") or ()):
+    usual, kinds = _usual_period(config), _kinds_of_layers(config, sizes.n_layers)
+    # other families than those of the key ignore it
+    if config.get("use_sliding_window") is False and "use_sliding_window" in config.family.defaults:
+        if "sliding_attention" in kinds:
             raise UnsupportedError(f"{config.path}: layer_types has windows, and use_sliding_window is false")
         return {}
-    window, usual = config.size("sliding_window"), _usual_period(config)
-    sliding = _sliding(config, sizes.n_layers, usual)
+    if config.get("sliding_window") is None:
+        if "sliding_attention" in kinds or (usual and not kinds):
+            raise UnsupportedError(f"{config.path}: layers have windows, and sliding_window says no size of them")
+        return {}
+    window = config.size("sliding_window")
+    sliding = [kind == "sliding_attention" for kind in kinds] or _sliding(config, sizes.n_layers, usual)
     if not any(sliding) and _rotates_in_windows_alone(config):
         raise UnsupportedError(
             f"{config.path}: no layer has the window beside which positions are known; none would turn"
         )
-    if not any(sliding) or (window >= sizes.ctx and not usual and not config.family.window):
+    everywhere = config.family.window and not usual  # whatever the config says of single layers
+    if not (any(sliding) or everywhere) or (window >= sizes.ctx and not config.family.window):
         return {}
     if not all(sliding) and not usual:
         raise UnsupportedError(
             f"{config.path}: a sliding window in {sum(sliding)} of {sizes.n_layers} layers is not supported"
+            + (f": all layers of model type '{config.model_type}' have it" if everywhere else "")
         )
     if not config.family.window:
         raise UnsupportedError(
@@ -60,12 +67,20 @@ def _rotates_in_windows_alone(config: Config) -> bool:
     return next(a.window_rope for a in core.architectures() if a.name == config.family.arch) == "only"
 
 
+def _kinds_of_layers(config: Config, n_layers: int) -> list[str]:
+    """layer_types, which counts more than the number that it was once made of; []: it is left out."""
+    kinds = config.get("layer_types")
+    if not isinstance(kinds, list):
+        return []
+    if len(kinds) != n_layers:
+        raise ModelFormatError(f"{config.path}: layer_types names {len(kinds)} layers, not {n_layers}")
+    if unknown := sorted({str(kind) for kind in kinds} - {"full_attention", "sliding_attention"}):
+        raise UnsupportedError(f"{config.path}: layer_types of {', '.join(unknown)} are not supported")
+    return kinds
+
+
 def _sliding(config: Config, n_layers: int, usual: int) -> list[bool]:
-    """Which layers see a window. The list counts more than the number that it was once made of."""
-    if isinstance(kinds := config.get("layer_types"), list):
-        if len(kinds) != n_layers:
-            raise ModelFormatError(f"{config.path}: layer_types names {len(kinds)} layers, not {n_layers}")
-        return [kind == "sliding_attention" for kind in kinds]
+    """Which layers see a window, where layer_types does not say it."""
     if usual:
         return by_period(config.size("sliding_window_pattern", usual), n_layers)
     first = config.number("max_window_layers") if config.get("max_window_layers") else 0
