@@ -43,7 +43,18 @@ def test_plain_perplexity_is_the_models_own(run, tiny, file):
     got = json.loads(run("perplexity", tiny, file, "-c", 32, "--stride", 8, *cache, "--json")[1])
     assert got == {"model": str(tiny), "perplexity": wanted, "tokens": n - 1, "window": 32, "stride": 8,
                    "cache": "k f32"}  # fmt: skip
-    assert json.loads(run("perplexity", tiny, file, "--tokens", 9, "--json")[1])["tokens"] == 8
+
+
+@pytest.mark.parametrize("n", [1, 9])
+def test_so_many_tokens_are_scored_as_asked_for(run, tiny, file, n):
+    """With --compare and without, of a file and of a text. The first id has no probability and is not one of them."""
+    for text in ((file,), ("-p", TEXT)):
+        assert json.loads(run("perplexity", tiny, *text, "--tokens", n, "--json")[1])["tokens"] == n
+        compared = run("perplexity", tiny, *text, "--tokens", n, "-c", 32, "--compare", "kv", "--json")[1]
+        assert json.loads(compared)["tokens"] == n
+    with slimrt.Model(tiny) as model:
+        wanted = model.perplexity(model.tokenize(TEXT)[: n + 1])
+    assert run("perplexity", tiny, file, "--tokens", n)[1] == f"perplexity {wanted:.4f}\n"
 
 
 def test_every_way_to_give_a_text(run, tiny, file, monkeypatch):

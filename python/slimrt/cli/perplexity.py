@@ -45,7 +45,8 @@ def add_flags(flags: Flags) -> None:
               "are prefilled; default: a quarter")  # fmt: skip
     flags.add("--chunk", type=positive, default=1, metavar="N", help="with --compare: tokens fed at once after the "
               "prefix; those of a chunk see each other exactly (default: %(default)s)")  # fmt: skip
-    flags.add("--tokens", type=positive, metavar="N", help="score only the first N tokens of the text; default: all")
+    flags.add("--tokens", type=positive, metavar="N", help="score the first N tokens only (the very first has "
+              "no probability; with --compare neither do prefixes count); default: all")  # fmt: skip
     flags.add("--sequences", type=positive, metavar="N", help="with --compare: windows decoded together (default: 8)")
     flags.add("--plot", twin=False, metavar="FILE", help="with --compare: plot divergence over bytes (.png, .svg, "
               ".pdf; needs the extra plot)")  # fmt: skip
@@ -99,10 +100,8 @@ def _check_usage(args: argparse.Namespace) -> None:
 
 def _plain(args: argparse.Namespace, source: ModelSource, text: str | Path) -> None:
     """Print the perplexity over windows, each computed by one prefill."""
-    if isinstance(text, Path):
-        ids = file_ids(source, text, args.tokens).tolist()
-    else:
-        ids = source.tokenizer.encode(text)[: args.tokens]
+    limit = None if args.tokens is None else args.tokens + 1  # the first id has no probability: it is not scored
+    ids = file_ids(source, text, limit).tolist() if isinstance(text, Path) else source.tokenizer.encode(text)[:limit]
     with open_model(args, source, source.n_ctx(args.ctx or 0)) as model:
         value = model.perplexity(ids, stride=args.stride)
         window = min(model.n_ctx, len(ids))
