@@ -145,11 +145,28 @@ def count_items(monkeypatch, loop) -> list[int]:
     return counts
 
 
+def wait_for_each_other(monkeypatch, loop, n: int) -> None:
+    """No thread computes before n of them wait for their texts, however the system schedules them."""
+    wait, all_wait = loop.wait, threading.Barrier(n, timeout=60)
+
+    def waits(tickets, until):
+        first = [all_wait]
+
+        def is_over() -> bool:  # first called when the loop knows that a thread waits for these tickets
+            if first:
+                first.pop().wait()
+            return until()
+
+        wait(tickets, is_over)
+
+    monkeypatch.setattr(loop, "wait", waits)
+
+
 def test_threads_share_steps(model, monkeypatch):
-    counts, texts, begin = count_items(monkeypatch, loop_of(model._runtime)), {}, threading.Barrier(4)
+    counts, texts = count_items(monkeypatch, loop_of(model._runtime)), {}
+    wait_for_each_other(monkeypatch, loop_of(model._runtime), 4)
 
     def work(i: int) -> None:
-        begin.wait()
         texts[i] = model.generate(PROMPTS[i], max_tokens=60, ignore_eos=True, **GREEDY).tokens
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
