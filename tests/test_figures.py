@@ -10,6 +10,7 @@ import pytest
 
 import slimrt
 from conftest import GOLDEN, TESTS
+from gguf_shapes import Shape, write_random
 from slimrt import core
 from slimrt.cache.config import CacheChoice
 from slimrt.cli.cache import _age
@@ -31,6 +32,20 @@ def test_where_a_byte_is_lacking_sizes_are_told_in_bytes(cache):
     assert short.conclusion() == f"{cache} f16: {total} bytes does not fit in {total - 1} bytes"
     with pytest.raises(slimrt.WontFitError, match=f"^needs {total} bytes, {total - 1} bytes a"):
         slimrt.Model(TALE, n_ctx=64, cache=cache, memory_limit=total - 1)
+
+
+def test_sizes_around_a_gibibyte_are_told_in_one_unit(tmp_path):
+    """ "needs 1.00 GiB, 1024.0 MiB allowed" reads as if it fitted."""
+    path = str(write_random(tmp_path / "model.gguf", Shape(64, 2, 4, 96, d_ff=64)))
+
+    def needed(n_ctx: int) -> int:
+        return core.plan(path, n_ctx=n_ctx)["parts"][0]["bytes"]
+
+    some, more = needed(2**20), needed(2**20 + 32)
+    n_ctx = 2**20 - (some - 2**30) // (more - some) * 32
+    assert 2**30 <= needed(n_ctx) < 2**30 + 2**20
+    with pytest.raises(slimrt.WontFitError, match=f"^needs {needed(n_ctx)} bytes, {2**30 - 1} bytes a"):
+        core.Engine(path, n_ctx=n_ctx, memory_limit=2**30 - 1)
 
 
 def test_one_sequence_is_not_several():

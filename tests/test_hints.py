@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,7 @@ except slimrt.WontFitError as error:
 def test_a_limit_of_the_process_is_not_called_free_memory():
     said = subprocess.run([sys.executable, "-c", LIMITED, TALE], capture_output=True, text=True).stdout
     assert "which the system does not give this process (a limit such as ulimit -v)" in said and "are free" not in said
+    assert re.search(r"needs \d+\.\d+ (MiB|GiB) of memory, which", said)
 
 
 # ---------------------------------------------------------------- what a smaller cache pays

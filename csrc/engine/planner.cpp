@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <ranges>
 #include <set>
-#include <utility>
 
 #include "core/error.h"
 #include "core/processors.h"
+#include "core/sizes.h"
 #include "engine/step.h"
 
 namespace slimrt {
@@ -42,19 +41,6 @@ CrossCache cross_cache(Decoder& decoder) {
     for (int layer = 0; layer < decoder.config().n_layers; ++layer)
         cross.bytes_per_row += decoder.encoder_states()->bytes_per_token(layer);
     return cross;
-}
-
-std::string gib(uint64_t bytes) {
-    char text[32];
-    std::snprintf(text, sizeof text, bytes < (1u << 30) ? "%.1f MiB" : "%.2f GiB",
-                  double(bytes) / (bytes < (1u << 30) ? 1 << 20 : 1 << 30));
-    return text;
-}
-
-/// Both sizes as text: in bytes where they differ, but would read the same.
-std::pair<std::string, std::string> apart(uint64_t a, uint64_t b) {
-    if (a == b || gib(a) != gib(b)) return {gib(a), gib(b)};
-    return {concat(a, " bytes"), concat(b, " bytes")};
 }
 
 /// Bytes of scratch, for each part, that are enough for any step: runs the largest steps on dry backends,
@@ -118,13 +104,14 @@ void require_fit(const EngineInfo& info, const MemoryReport& m, const std::strin
     const bool by_sequences = cache.cache_tokens == cache.n_ctx * cache.n_seqs;
     const std::string tokens = by_sequences ? kept : concat(cache.cache_tokens);
     const char* many = cache.n_seqs == 1 ? " sequence" : " sequences";
-    const auto [needed, there] = apart(m.total(), available);
+    const auto [needed, there] = format_both(m.total(), available);
     throw Error(
         ErrorCode::wont_fit,
-        concat(whose, "needs ", needed, ", ", there, what, ": weights ", gib(m.mapped + m.use.weights),
-               ", derived weights ", gib(m.use.derived), ", cache ", gib(m.use.cache), " (", tokens,
-               " tokens x ", m.cache_bytes_per_token, " bytes",
-               by_sequences ? concat(" x ", cache.n_seqs, many) : "", "), scratch ", gib(m.use.scratch),
+        concat(whose, "needs ", needed, ", ", there, what, ": weights ",
+               format_bytes(m.mapped + m.use.weights), ", derived weights ", format_bytes(m.use.derived),
+               ", cache ", format_bytes(m.use.cache), " (", tokens, " tokens x ", m.cache_bytes_per_token,
+               " bytes", by_sequences ? concat(" x ", cache.n_seqs, many) : "", "), scratch ",
+               format_bytes(m.use.scratch),
                !whose.empty() ? ". Try fewer layers there"
                : weights_alone
                    ? ". The weights alone do not fit: try a smaller or more quantised model"

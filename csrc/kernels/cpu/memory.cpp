@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/huge_pages.h"
 #include "core/memory_info.h"
+#include "core/sizes.h"
 
 namespace slimrt::cpu {
 namespace {
@@ -18,14 +19,12 @@ constexpr size_t kTouchChunk = size_t(8) << 20;  // bytes touched by one work it
 // Smaller allocations are not checked against free memory: reading that takes longer.
 constexpr size_t kUnchecked = size_t(1) << 20;
 
-std::string mebibytes(uint64_t bytes) { return concat((bytes + (1 << 20) - 1) >> 20, " MiB"); }
-
 [[noreturn]] void fail_alloc(size_t bytes, uint64_t available, const char* what) {
+    const auto [needed, there] = format_both(bytes, available);
     const std::string why = bytes > available
-                                ? concat(mebibytes(available), " are free")
+                                ? concat(there, " are free")
                                 : "which the system does not give this process (a limit such as ulimit -v)";
-    throw Error(ErrorCode::wont_fit, concat(what, " needs ", mebibytes(bytes), " of memory, ", why), bytes,
-                available);
+    throw Error(ErrorCode::wont_fit, concat(what, " needs ", needed, " of memory, ", why), bytes, available);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "kernels/cuda/memory.h"
 
 #include "core/error.h"
+#include "core/sizes.h"
 
 namespace slimrt::cuda {
 namespace {
@@ -45,10 +46,12 @@ std::shared_ptr<std::byte> Memory::take_whole(size_t bytes, const char* what) co
         cudaGetLastError();  // this error is reported below
         size_t available = 0, total = 0;
         check(cudaMemGetInfo(&available, &total), "asking for the free memory");
-        throw Error(ErrorCode::wont_fit,
-                    concat(what, " needs ", (bytes + (1 << 20) - 1) >> 20, " MiB of memory on ", device_.name,
-                           ", ", available >> 20, " MiB are free"),
-                    bytes, available);
+        const auto [needed, there] = format_both(bytes, available);
+        const char* why = bytes > available ? "" : "which the driver does not give, though ";
+        throw Error(
+            ErrorCode::wont_fit,
+            concat(what, " needs ", needed, " of memory on ", device_.name, ", ", why, there, " are free"),
+            bytes, available);
     } else {
         check(result, "allocating memory");
     }
