@@ -14,6 +14,7 @@ from gguf_shapes import Shape, write_random
 from slimrt import core
 from slimrt.cache.config import CacheChoice
 from slimrt.cli.cache import _age
+from slimrt.folding import gate
 from slimrt.runtime.fold_at_load import refusal
 
 pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]  # Python most of the time
@@ -66,6 +67,19 @@ def test_inspect_names_every_type_that_loading_refuses(name, run):
             assert bool(said) == (type in mode["imprecise"]), (mode["mode"], type)
             refused[mode["mode"], type] = bool(said)
     assert refused["k", "q4"] and not refused["k", "f32"]
+
+
+def test_inspect_folds_a_layer_once_for_each_mode_and_type(run, monkeypatch):
+    """Each refusal and its advice asked for errors that others had asked for."""
+    folded, reader = [], gate.reader
+
+    def counted(sample, *rows, half):
+        folded.append((sample.weights.layer, *rows))
+        return reader(sample, *rows, half=half)
+
+    monkeypatch.setattr(gate, "reader", counted)
+    run("inspect", TALE)
+    assert len(folded) == len(set(folded)) > 20
 
 
 def test_inspect_keeps_its_columns(run):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 from slimrt.errors import CacheUnsupportedError
 from slimrt.folding.attention import Attention
@@ -60,6 +61,10 @@ class Lossy:
         if self.part == CROSS:
             return "K and V" if len(CROSS_FOLDED[self.mode]) > 1 else "V"
         return COMPUTED[self.mode]
+
+
+# Errors that were predicted for a model's layers, by rows, layer and heads that store V; numbers alone, no weights.
+_FOLDED: WeakKeyDictionary[ModelData, dict[tuple[Lossy, int, int], float]] = WeakKeyDictionary()
 
 
 def is_cheap(attention: Attention) -> bool:
@@ -126,7 +131,7 @@ def predicted(model: ModelData, rows: Lossy, layers: Collection[int] | None = No
         )
     else:
         for layer in unknown:
-            yield layer, _folded_error(white_sample(model, attention, layer, _v_heads(model, rows, layer)), rows)
+            yield layer, _folded_error(model, rows, layer, _v_heads(model, rows, layer))
 
 
 def predicts_fast(model: ModelData, rows: Lossy, layers: Collection[int]) -> bool:
@@ -145,8 +150,14 @@ def _v_heads(model: ModelData, rows: Lossy, layer: int) -> int:
     return heads[layer] if heads and modes[layer] == rows.mode else 0
 
 
-def _folded_error(sample: Sample, rows: Lossy) -> float:
-    return reader(sample, rows.mode, rows.type, *(rows.residual or (None, None)), half=False).fold_error()
+def _folded_error(model: ModelData, rows: Lossy, layer: int, v_heads: int = 0) -> float:
+    """The error predicted for white inputs. It is kept as long as the model is: refusals and their advice ask for the
+    same errors again and again."""
+    known = _FOLDED.setdefault(model, {})
+    if (key := (rows, layer, v_heads)) not in known:
+        sample = white_sample(model, Attention.of(model), layer, v_heads)
+        known[key] = reader(sample, rows.mode, rows.type, *(rows.residual or (None, None)), half=False).fold_error()
+    return known[key]
 
 
 def percent(error: float) -> str:
@@ -180,12 +191,11 @@ def _instead(model: ModelData, rows: Lossy, layer: int) -> str:
         return "use e (--cross e), which inverts nothing"
     attention = Attention.of(model)
     plain = "kv" if attention.rope else "x"
-    sample = white_sample(model, attention, layer)
     for type_name in dict.fromkeys((rows.type, "q8", DEFAULT_TYPE)):
         found = []
         for mode in (RESIDUAL_MODE, plain) if attention.rope else (plain,):
             try:
-                error = _folded_error(sample, Lossy(SELF, mode, type_name))
+                error = _folded_error(model, Lossy(SELF, mode, type_name), layer)
             except CacheUnsupportedError:  # W_K cannot be inverted at all
                 continue
             if error <= TOO_LARGE and (mode, type_name) != (rows.mode, rows.type):

@@ -68,9 +68,9 @@ class Tensor:
         return cls(name, array.shape, F32, lambda: array.view(np.uint8))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelData:
-    """A model: GGUF metadata, and tensors by GGUF name in the order of the file."""
+    """A model: GGUF metadata, and tensors by GGUF name in the order of the file. Equal to itself alone."""
 
     metadata: dict[str, GGUFValue]
     tensors: dict[str, Tensor]
