@@ -172,6 +172,7 @@ def test_help_has_groups_and_examples(run):
     [
         ("generate", "structured output", {"--json-schema", "--grammar", "--regex", "--choice"}),
         ("chat", "structured output", {"--json-schema", "--grammar", "--regex", "--choice"}),
+        ("translate", "output and messages", {"--json", "--verbose", "--quiet", "--no-progress"}),
         ("convert", "cache mode lowrank", {"--bits", "--share", "--sinks", "--group", "--heads", "--predict"}),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,21 @@ from slimrt.results import Generation
 _AT_ONCE = 8  # texts decoded together by default
 
 
-def add_flags(flags: Flags, *, what: str = "transform", num_beams: int | None = 1) -> None:
+def add_flags(
+    flags: Flags,
+    *,
+    what: str = "transform",
+    num_beams: int | None = 1,
+    task: Callable[[Flags], None] = lambda flags: None,
+) -> None:
+    """Add the flags. task: adds those of the verb's own task."""
     flags.model()
     flags.add("-p", "--prompt", twin=False, action=Collect, metavar="TEXT", help=f"the text to {what} (else -f, else "
               "stdin); several -p are one batch")  # fmt: skip
     flags.add("-f", "--file", twin=False, metavar="FILE", help="a file with a text on each line; an empty one stays so")
     flags.n_predict(256)
     flags.parallel(_AT_ONCE)
+    task(flags)
     flags.sampling(temp=0.0, num_beams=num_beams, beams="beam search with so many beams; 1: greedy, or "
                    "sampling with --temp (default: "
                    f"{num_beams or '4 with --temp 0'})")  # fmt: skip

@@ -13,7 +13,10 @@ _NUM_BEAMS = 4
 
 
 def add_flags(flags: Flags) -> None:
-    text2text.add_flags(flags, what="translate", num_beams=None)
+    text2text.add_flags(flags, what="translate", num_beams=None, task=_languages)
+
+
+def _languages(flags: Flags) -> None:
     flags.add("--source", metavar="LANGUAGE", help="such as English: T5's own models are told 'translate English to "
               "German: '")  # fmt: skip
     flags.add("--target", metavar="LANGUAGE", help="such as German; with neither the text goes in as it is")
