@@ -20,6 +20,7 @@ from slimrt.openai.responses import (
 )
 from slimrt.openai.tools import Chat, constrain
 from slimrt.results import Generation, TokenLogprob
+from slimrt.runtime.kinds import require
 from slimrt.server.errors import refusal_of
 from slimrt.server.protocol import ChatRequest, CompletionRequest
 
@@ -59,6 +60,7 @@ class Choice(Protocol):
 def plan_chat(model: Model, request: ChatRequest) -> Plan:
     """The plan of a chat request. Refusal: for the errors of slimrt.openai.tools.constrain."""
     try:
+        require(model._runtime, "text", "t5", to="chat")  # first: else a model of sounds seems to lack a template alone
         chat = constrain(model._runtime, request.asked)
     except Exception as error:
         raise refusal_of(error, "messages", request.schema_field) from error
