@@ -339,8 +339,8 @@ def test_server_flag(tmp_path):
         texts = set[str]()
         for _ in range(20):  # whether a guess pays is for the clock to say
             texts.add(json.loads(server.ask("/v1/completions", asked).body)["choices"][0]["text"])
-            if right := server.metric('drafts_total{kind="right"}'):
+            if right := server.metric('drafts_total{kind="accepted"}'):
                 break
-        assert 0 < right <= server.metric('drafts_total{kind="guessed"}')
+        assert 0 < right <= server.metric('drafts_total{kind="drafted"}')
     with slimrt.Model(CHAT) as model:
         assert texts == {model.generate("Anna has a red", max_tokens=40, temperature=0, ignore_eos=True).text}

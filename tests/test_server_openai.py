@@ -280,9 +280,9 @@ class TestOthers:
         words = "one two three one two three one two three one two"
         for _ in range(20):  # whether a guess pays is for the clock to say
             server.ask("/v1/completions", {"prompt": words, "lookup": True, "max_tokens": 40, "temperature": 0})
-            if guessed := server.metric('drafts_total{kind="guessed"}'):
+            if guessed := server.metric('drafts_total{kind="drafted"}'):
                 break
-        assert 0 <= server.metric('drafts_total{kind="right"}') <= guessed > 0
+        assert 0 <= server.metric('drafts_total{kind="accepted"}') <= guessed > 0
 
     def test_every_answer_has_an_id(self, server: Served) -> None:
         assert server.ask("/health", x_request_id="mine-1").headers["x-request-id"] == "mine-1"

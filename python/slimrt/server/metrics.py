@@ -17,7 +17,7 @@ class Metrics:
         first_token, between_tokens, queued, whole: seconds: to the first token, from one piece of text to the next, to
             the first step, and of the whole request.
         tokens: by kind: "prompt" (computed), "reused" (from the cache), "generated".
-        drafts: by kind: "guessed" (draft tokens verified), "right" (accepted).
+        drafts: by kind: "drafted" (and verified), "accepted".
         preempted: how often texts gave up their rows, which were computed again later.
         requests: by route and status. cancelled: by reason: "gone" (disconnected), "timeout", "queue". refused: by
             code.

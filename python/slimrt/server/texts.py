@@ -232,8 +232,8 @@ class Texts:
             one.result, usage = news.result, news.result.usage
             self._metrics.tokens.labels("reused").inc(usage.cached_tokens)
             self._metrics.preempted.inc(making.ticket.preemptions if making.ticket else 0)
-            self._metrics.drafts.labels("guessed").inc(usage.drafted_tokens)
-            self._metrics.drafts.labels("right").inc(usage.accepted_tokens)
+            self._metrics.drafts.labels("drafted").inc(usage.drafted_tokens)
+            self._metrics.drafts.labels("accepted").inc(usage.accepted_tokens)
             if self._latest.get(making):
                 self._metrics.tokens.labels("prompt").inc(usage.prompt_tokens - usage.cached_tokens)
         self._error = self._error or news.error
