@@ -81,7 +81,17 @@ def test_who_insists_gets_it_and_is_told_once(capfd):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"), [(0.0503, "5.03%"), (0.05004, "5.004%"), (0.0512, "5.1%"), (0.2, "20.0%"), (0.0496, "4.96%")]
+    ("error", "said"),
+    [
+        (0.0503, "5.03%"),
+        (0.05004, "5.004%"),
+        (0.0512, "5.1%"),
+        (0.2, "20.0%"),
+        (0.0496, "4.96%"),
+        (0.01004, "1.004%"),
+        (0.0104, "1.04%"),
+        (0.0112, "1.1%"),
+    ],
 )
 def test_a_figure_beside_the_limit_is_told_from_it(error, said):
     assert percent(error) == said

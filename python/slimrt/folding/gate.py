@@ -161,9 +161,9 @@ def _folded_error(model: ModelData, rows: Lossy, layer: int, v_heads: int = 0) -
 
 
 def percent(error: float) -> str:
-    """The error in percent, with enough digits to differ from the limit: 5.03 % is not shown as 5.0 %."""
+    """The error in percent, with enough digits to differ from both limits: 5.03 % is not shown as 5.0 %."""
     for digits in range(1, 6):
-        if round(error, digits + 2) != TOO_LARGE:
+        if round(error, digits + 2) not in (CAUTION, TOO_LARGE):
             break
     return f"{error:.{digits}%}"
 
