@@ -321,6 +321,26 @@ def test_the_context_from_which_a_mode_is_smaller_than_kv(tmp_path):
     assert {row.smaller_from for row in slimrt.plan(learned).rows} == {None}  # it has no more than 96 positions
 
 
+@pytest.mark.parametrize("folded", ["file", "caller"])
+def test_w_kv_takes_half_beside_rows_of_few_bits(folded, convert, tmp_path):
+    """In f16 with a scale for each column of V, whoever gave it in f32; the file's is not mapped beside it."""
+    path, d, n_layers = convert(GOLDEN / "llama_mha"), 48, 2
+    if folded == "file":
+        slimrt.convert(path, tmp_path / "k.gguf", cache="k", allow_lossy=True)
+        path = tmp_path / "k.gguf"
+    made = {} if folded == "file" else derived(path, "k")
+
+    def bytes_of(cache_type: str) -> int:
+        engine = _core.Engine(str(path), cache="k", cache_type_k=cache_type, cache_type_v=cache_type, derived=made)
+        memory = engine.memory()
+        assert memory["weights"] == _core.plan(str(path), cache="k", cache_type_k=cache_type)["weights"]
+        return memory["weights"] + memory["derived"] + memory["mapped"]
+
+    scales = 2 * 4 * d  # for V's columns, and again for each query head's
+    assert bytes_of("f16") - bytes_of("q8") == n_layers * (2 * d * d - scales)
+    assert bytes_of("q4") == bytes_of("q8")
+
+
 def test_cache_rounds_up_to_blocks_only(convert):
     path = str(convert(GOLDEN / "llama_mha"))
     per_token = _core.plan(path, n_ctx=32)["cache_bytes_per_token"]

@@ -69,7 +69,7 @@ AttentionArgs args_of_heads(const ReadInput& in, int first, int n, std::span<con
     return args;
 }
 
-/// Rows of 8 bits and fewer lose fifty times what W_KV loses in f16, which K's fold enlarges alike: it is
+/// Rows of 8 bits and fewer lose thirty times what W_KV loses in f16, which K's fold enlarges alike: it is
 /// held in f16, each column of V divided by its largest magnitude, since entries of an inverse reach 1e5.
 constexpr const char* kScale = "attn_kv.scale";
 
