@@ -21,7 +21,7 @@ from slimrt.modelfile.gguf import ModelData, Tensor, array, read_gguf
 from slimrt.modelfile.hf.peft import CONFIG, Peft
 from slimrt.tokenizer.tokenizer import Tokenizer
 
-KEY = "slimrt.lora"  # metadata: what was merged, as it was named
+KEY = "slimrt.lora"  # metadata: the names of what was merged, and by what it was multiplied
 Named: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 _SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?((\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf|nan))", re.S | re.A | re.I)
 _LARGEST = float(np.finfo(np.float32).max)
@@ -40,7 +40,8 @@ class GgufLora:
     """
 
     def __init__(self, file: Path, scale: float):
-        self.file, self.scale = file, scale
+        self.file = self.path = file
+        self.scale = scale
         model = read_gguf(file)
         if model.value("general.type", "") != "adapter":
             raise ModelFormatError(f"{file} is no adapter: general.type is not 'adapter'")
@@ -152,7 +153,7 @@ class Adapters:
     """The adapters of a conversion, in their order.
 
     Attributes:
-        names: as they were given. peft, gguf: those of each kind.
+        names: the last part of each path, and the scale. peft, gguf: those of each kind.
     """
 
     names: tuple[str, ...] = ()
@@ -169,7 +170,7 @@ class Adapters:
         names = [named] if isinstance(named, (str, os.PathLike)) else list(named)
         opened = [_opened(os.fspath(name)) for name in names]
         return cls(
-            tuple(os.fspath(name) for name in names),
+            tuple(f"{one.path.name}:{one.scale:g}" for one in opened),
             tuple(one for one in opened if isinstance(one, Peft)),
             tuple(one for one in opened if isinstance(one, GgufLora)),
         )

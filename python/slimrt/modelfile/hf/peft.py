@@ -70,6 +70,7 @@ class Peft:
 
     def __init__(self, directory: Path, scale: float):
         self.directory, self.scale = directory, scale
+        self.path = directory.absolute()
         self.config = read_json(directory / CONFIG)
         _check_config(self.config, directory / CONFIG)
         self.file = directory / _WEIGHTS
