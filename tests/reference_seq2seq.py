@@ -3,7 +3,8 @@
 
 Row vectors. T5: Raffel et al. 2020, section 2.1 (unscaled scores, RMS norm, a bias by bucketed distance that all layers
 share). Whisper: Radford et al. 2022, section 2.2 (two convolutions, pre-norm, no bias on k). Moonshine: Jeffries et al.
-2024, section 3 (three convolutions over samples, RoPE of a part of each head).
+2024, section 3 (three convolutions over samples, RoPE of a part of each head). BART: Lewis et al. 2020, section 2.1
+(norms of sums, as Vaswani et al. 2017; mBART and others norm inputs instead).
 """
 
 from __future__ import annotations
@@ -149,44 +150,75 @@ class Seq2Seq:
         if self.arch == "whisper":
             x = gelu_erf(self.convolved("enc.conv1", source, 3, 1, 1))
             x = gelu_erf(self.convolved("enc.conv2", x, 3, 2, 1))
-            return x + self.w["enc.position_embd.weight"]
+            return x
         if self.arch == "moonshine":
             x = np.tanh(self.convolved("enc.conv1", source, 127, 64))
             x = (x - x.mean()) / np.sqrt(x.var() + 1e-5)
             x = x * self.w["enc.conv_norm.weight"] + self.w["enc.conv_norm.bias"]
             x = gelu_erf(self.convolved("enc.conv2", x, 7, 3))
             return gelu_erf(self.convolved("enc.conv3", x, 3, 2))
-        return source if source.ndim == 2 else self.w["token_embd.weight"][source]
+        return source if source.ndim == 2 else self.looked_up(source)
+
+    def looked_up(self, tokens: Array) -> Array:
+        return self.w["token_embd.weight"][tokens] * self.key("embedding_scale", 1.0)
+
+    def placed(self, side: str, x: Array, at: Array) -> Array:
+        """What the first layer reads: with a table's rows of its positions, and normed, where the file has either."""
+        if f"{side}.position_embd.weight" in self.w:
+            x = x + self.w[f"{side}.position_embd.weight"][at]
+        name = f"{side}.token_embd_norm"
+        return self.norm(name, x) if f"{name}.weight" in self.w else x
+
+    def added(self, norms: tuple[str, str], x: Array, part: Any) -> Array:
+        """x + part(norm(x)) by the first norm, or norm(x + part(x)) by the second: whichever the file has."""
+        before, after = norms
+        if f"{after}.weight" in self.w:
+            return self.norm(after, x + part(x))
+        return x + part(self.norm(before, x))
 
     def encode(self, source: Array, positions: Array | None = None) -> Array:
         """States [rows, d]. positions: of rows between which others are missing, for T5."""
         x = self.embedded(source)
         at = np.arange(len(x)) if positions is None else positions
+        x = self.placed("enc", x, at)
         for layer in range(self.key("block_count")):
-            prefix = f"enc.blk.{layer}."
-            normed, bias = self.norm(f"{prefix}attn_norm", x), self.position_bias("enc", layer, at)
-            x = x + self.attention(f"{prefix}attn", normed, normed, bias, rotate=True)
-            x = x + self.ffn(prefix, self.norm(f"{prefix}ffn_norm", x), self.activation(decoder=False))
-        return self.norm("enc.output_norm", x)
+            x = self.layer(f"enc.blk.{layer}.", x, self.position_bias("enc", layer, at), None)
+        return self.ended("enc", x)
+
+    def layer(self, prefix: str, x: Array, bias: Array | float, states: Array | None) -> Array:
+        """One layer of the encoder, or with its states one of the decoder."""
+
+        def attend(x: Array) -> Array:
+            return self.attention(f"{prefix}attn", x, x, bias, rotate=True)
+
+        def cross(x: Array) -> Array:
+            return self.attention(f"{prefix}cross_attn", x, states, 0.0, rotate=False)
+
+        def ffn(x: Array) -> Array:
+            return self.ffn(prefix, x, self.activation(decoder=states is not None))
+
+        x = self.added((f"{prefix}attn_norm", f"{prefix}attn_output_norm"), x, attend)
+        if states is not None:
+            x = self.added((f"{prefix}cross_attn_norm", f"{prefix}cross_attn_output_norm"), x, cross)
+        return self.added((f"{prefix}ffn_norm", f"{prefix}layer_output_norm"), x, ffn)
+
+    def ended(self, side: str, x: Array) -> Array:
+        return self.norm(f"{side}.output_norm", x) if f"{side}.output_norm.weight" in self.w else x
 
     def decode(self, tokens: Array, states: Array) -> Array:
         """The decoder's normed states [n, d]."""
-        x, n = self.w["token_embd.weight"][tokens], len(tokens)
-        if "dec.position_embd.weight" in self.w:
-            x = x + self.w["dec.position_embd.weight"][:n]
+        n = len(tokens)
+        x = self.placed("dec", self.looked_up(tokens), np.arange(n))
         later = np.triu(np.full((n, n), -np.inf), 1)
         for layer in range(self.key("decoder_block_count", self.key("block_count"))):
-            prefix = f"dec.blk.{layer}."
-            normed, bias = self.norm(f"{prefix}attn_norm", x), later + self.position_bias("dec", layer, np.arange(n))
-            x = x + self.attention(f"{prefix}attn", normed, normed, bias, rotate=True)
-            normed = self.norm(f"{prefix}cross_attn_norm", x)
-            x = x + self.attention(f"{prefix}cross_attn", normed, states, 0.0, rotate=False)
-            x = x + self.ffn(prefix, self.norm(f"{prefix}ffn_norm", x), self.activation(decoder=True))
-        return self.norm("dec.output_norm", x)
+            bias = later + self.position_bias("dec", layer, np.arange(n))
+            x = self.layer(f"dec.blk.{layer}.", x, bias, states)
+        return self.ended("dec", x)
 
     def logits(self, tokens: Array, states: Array) -> Array:
         """[n, n_vocab]."""
         x = self.decode(tokens, states)
         if "output.weight" in self.w:
             return self.linear("output", x)
-        return (x * x.shape[1] ** -0.5 if self.arch == "t5" else x) @ self.w["token_embd.weight"].T
+        head = (x * x.shape[1] ** -0.5 if self.arch == "t5" else x) @ self.w["token_embd.weight"].T
+        return head + self.w.get("output.bias", 0.0)

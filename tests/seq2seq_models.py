@@ -60,14 +60,37 @@ MOONSHINE_TINY = {
     "vocab_size": 97,
     "max_position_embeddings": 64,
 }
+BART_TINY = {
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 96,
+    "decoder_ffn_dim": 96,
+    "vocab_size": 109,
+    "max_position_embeddings": 40,
+    "decoder_start_token_id": 3,
+    "forced_eos_token_id": None,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+}
 BASES = {"t5": T5_TINY, "mt5": T5_TINY, "umt5": T5_TINY, "whisper": WHISPER_TINY, "moonshine": MOONSHINE_TINY}
+BASES |= dict.fromkeys(("bart", "mbart", "m2m_100", "marian", "pegasus"), BART_TINY)
 CLASSES = {
     "t5": "T5ForConditionalGeneration",
     "mt5": "MT5ForConditionalGeneration",
     "umt5": "UMT5ForConditionalGeneration",
     "whisper": "WhisperForConditionalGeneration",
     "moonshine": "MoonshineForConditionalGeneration",
+    "bart": "BartForConditionalGeneration",
+    "mbart": "MBartForConditionalGeneration",
+    "m2m_100": "M2M100ForConditionalGeneration",
+    "marian": "MarianMTModel",
+    "pegasus": "PegasusForConditionalGeneration",
 }
+# Tables that no training changes, which Hugging Face computes where a file lacks them.
+COMPUTED = {"marian": ".embed_positions.weight", "pegasus": ".embed_positions.weight"}
 
 
 @dataclass(frozen=True)
@@ -103,13 +126,22 @@ MODELS = {
     "whisper": Tiny("whisper", seed=8),
     "whisper_turbo": Tiny("whisper", {"decoder_layers": 1, "num_mel_bins": 128, "max_source_positions": 21}, seed=4),
     "moonshine": Tiny("moonshine", seed=9),
+    "bart": Tiny("bart", seed=2),
+    "mbart": Tiny("mbart", {"scale_embedding": True, "activation_function": "relu"}, seed=8),
+    "m2m_100": Tiny("m2m_100", {"decoder_layers": 1}, seed=9),  # as NLLB
+    "marian": Tiny(
+        "marian", {"scale_embedding": True, "activation_function": "swish", "decoder_vocab_size": 109}, seed=1
+    ),
+    "pegasus": Tiny("pegasus", {"scale_embedding": True, "activation_function": "relu", "pad_token_id": 0}, seed=11),
     "chronos": Tiny("t5", n_source=40, fixture="models/dummy-chronos-model"),
 }
 BOLT = "models/dummy-chronos-bolt-model"  # d 8, inner width 16
 
 
-def weight(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+def weight(name: str, shape: tuple[int, ...], seed: int, embedding: float = 0.3) -> np.ndarray:
     """A tensor's values by its name, so that every part of a layer matters and no softmax is a step.
+
+    embedding: size of an embedding's elements; small, or a tied head would repeat the last token for ever.
 
     NumPy guarantees the stream of RandomState.
     """
@@ -120,7 +152,7 @@ def weight(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     elif name.endswith("bias"):
         noise = 0.3 * noise
     elif "embed" in name or "shared" in name:
-        noise = 0.3 * noise  # small, or a tied head would repeat the last token for ever
+        noise = (0.3 if "positions" in name else embedding) * noise
     elif len(shape) > 1 and "relative_attention_bias" not in name:
         noise = noise * 1.2 / np.sqrt(np.prod(shape[1:]))
         if name.endswith(("Attention.q.weight", "Attention.k.weight")):
@@ -133,8 +165,11 @@ def write(name: str, directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text((GOLDEN / name / "config.json").read_text())
     shapes = json.loads((GOLDEN / name / "tensors.json").read_text())
-    seed = MODELS[name].seed
-    tensors = {key: weight(key, tuple(shape), seed) for key, shape in shapes.items()}
+    tiny = MODELS[name]
+    values = BASES[tiny.family] | tiny.changes
+    scaled = values.get("scale_embedding", tiny.family == "m2m_100")
+    embedding = 0.3 / np.sqrt(values["d_model"]) if scaled else 0.3
+    tensors = {key: weight(key, tuple(shape), tiny.seed, embedding) for key, shape in shapes.items()}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
@@ -194,7 +229,9 @@ def describe(name: str) -> None:
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        shapes = {key: list(tensor.shape) for key, tensor in sorted(load_file(f"{folder}/model.safetensors").items())}
+        saved = sorted(load_file(f"{folder}/model.safetensors").items())
+        computed = COMPUTED.get(tiny.family, " ")
+        shapes = {key: list(tensor.shape) for key, tensor in saved if not key.endswith(computed)}
         config = json.loads(Path(folder, "config.json").read_text())
     if "tie_word_embeddings" in tiny.changes:
         config["tie_word_embeddings"] = tiny.changes["tie_word_embeddings"]  # as transformers 4 writes it

@@ -220,7 +220,8 @@ def test_half_precision_stays(name, seq2seq, tmp_path):
     (half, _), (plain, _) = read_hf(tmp_path), read_hf(seq2seq(name))
     assert half.value("general.file_type") == 1 and half.tensor("token_embd.weight").type.name == "F16"
     for key, tensor in half.tensors.items():
-        assert np.array_equal(tensor.values(), plain.tensor(key).values().astype(np.float16))
+        stored = not (key.endswith("position_embd.weight") and MODELS[name].family in ("m2m_100", "marian", "pegasus"))
+        assert np.array_equal(tensor.values(), plain.tensor(key).values().astype(np.float16 if stored else np.float32))
 
 
 def test_chronos_survives_another_conversion(tmp_path):

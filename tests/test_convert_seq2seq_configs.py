@@ -166,6 +166,6 @@ def test_every_tensor_is_used_or_refused(name, seq2seq, tmp_path):
     with pytest.raises(UnsupportedError, match="tensor 'proj.surprise.weight' has no place"):
         read_hf(rewritten(seq2seq(name), tmp_path / "extra", extra))
     for number, victim in enumerate(load_file(seq2seq(name) / "model.safetensors")):
-        if number % 7 == 0:
+        if number % 7 == 0 and victim != "final_logits_bias":  # which is 0 where it is missing
             with pytest.raises(ModelFormatError, match=f"tensor '{victim}' is missing"):
                 read_hf(rewritten(seq2seq(name), tmp_path / str(number), lambda tensors, v=victim: tensors.pop(v)))

@@ -79,7 +79,7 @@ def test_greedy(name, opened):
 
 
 def end_of(name: str) -> int:
-    return {"t5": 1, "mt5": 1, "umt5": 1, "whisper": 2, "moonshine": 2}[MODELS[name].family]
+    return 1 if MODELS[name].family in ("t5", "mt5", "umt5") else 2
 
 
 @searched

@@ -12,10 +12,10 @@ namespace slimrt {
 enum class Presence { never, optional, required };
 /// relative: a learned bias of scores by the distance of row and query (T5); alibi: one proportional to it.
 enum class Positions { learned, rope_interleaved, rope_neox, relative, alibi };
-/// Norms of attention and FFN: of their inputs, of the input that both share, of their outputs, or of inputs
-/// and outputs. In files post_attention_norm is of attention's output, unless Architecture::ffn_norm names
-/// it.
-enum class Norms { before, shared, after, both };
+/// Norms of attention and FFN: of their inputs, of the input that both share, of their outputs, of inputs and
+/// outputs, or of the sums of x and their outputs (then none ends the stack). In files post_attention_norm is
+/// of attention's output, unless Architecture::ffn_norm names it.
+enum class Norms { before, shared, after, both, sums };
 /// QK-norm: norms of q and k before RoPE, of the architecture's kind, without bias: of whole rows or each
 /// head.
 enum class QkNorm { none, row, head };
@@ -55,7 +55,7 @@ struct Architecture {
     const char* name;  // general.architecture in GGUF, and the prefix of its metadata keys
     NormKind norm = NormKind::rms;
     bool norm_bias = true, norm_weight = true;  // of NormKind::layer
-    bool embedding_norm = false;                // of the token embedding
+    Presence embedding_norm = Presence::never;  // of what the first layer reads; an encoder has its own
     Norms norms = Norms::before;
     const char* ffn_norm = "ffn_norm";       // what files call the norm of the FFN's input
     Presence layer_scale = Presence::never;  // a factor of the layer's output
@@ -88,7 +88,7 @@ struct Architecture {
     void (*configure)(const GgufFile& file, const std::string& prefix, ModelConfig& config) = nullptr;
     // Of an encoder. Its layers are as the decoder's, but not causal.
     EncoderKind encoder = EncoderKind::none;
-    bool encoder_positions = false;  // learned, of the first layer's input
+    bool encoder_positions = false;  // a table, added to what the first layer reads
     std::vector<Convolution> convolutions;
 };
 

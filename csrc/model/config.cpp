@@ -172,6 +172,9 @@ void read_scales(const GgufFile& file, const std::string& prefix, ModelConfig& c
     c.residual_scale = read("residual_scale", c.residual_scale);
     c.score_scale = read("attention.scale", c.score_scale);
     c.output_scale = 1 / read("logit_scale", 1 / c.output_scale);
+    if (c.residual_scale != 1 && c.architecture->encoder != EncoderKind::none)
+        fail(ErrorCode::unsupported, file.path(), ": ", prefix,
+             "residual_scale is not supported in an encoder-decoder");
 }
 
 void read_temperature(const GgufFile& file, const std::string& prefix, double usual, ModelConfig& c) {

@@ -126,17 +126,12 @@ void Decoder::embed(const Batch& batch, Scratch& scratch, Tensor x) const {
     Backend& backend = *parts_.front().backend;
     backend.gather(weights_.token_embd, batch.tokens, x);
     if (config_.embedding_scale != 1) backend.scale(x, config_.embedding_scale);
-    norm(backend, config_, weights_.token_embd_norm, x, x);
-    if (!weights_.position_embd) return;
-    const Scratch::Scope scope(scratch);
-    const Tensor p = scratch.f32(x.rows, x.cols);
-    backend.gather(weights_.position_embd, batch.positions, p);
-    backend.add(x, p);
+    add_positions(backend, config_, weights_.position_embd, weights_.embd_norm, batch.positions, scratch, x);
 }
 
 // x += attention(x), with an encoder x += cross_attention(x), x += ffn(x); with parallel residuals x +=
-// attention(x) + ffn(x). What is added may be scaled. Then per-layer embeddings and the layer's output scale,
-// where the model has them.
+// attention(x) + ffn(x). What is added may be scaled, and each sum normed. Then per-layer embeddings and the
+// layer's output scale, where the model has them.
 void Decoder::add_layer(int layer, const Batch& batch, StepState& state, Scratch& scratch, Tensor x) const {
     Backend& backend = *part_of(layer).backend;
     const Scratch::Scope scope(scratch);
@@ -149,13 +144,16 @@ void Decoder::add_layer(int layer, const Batch& batch, StepState& state, Scratch
         add_scaled(backend, x, other);
     } else {
         add_scaled(backend, x, out);
+        norm(backend, config_, w.attn_sum_norm, x, x);
         if (!choices_.cross.empty()) {
             cross_attention(layer, batch, state, scratch, x, out);
             backend.add(x, out);
+            norm(backend, config_, w.cross_sum_norm, x, x);
         }
         feed_forward(backend, config_, w, scratch, x, out);
     }
     add_scaled(backend, x, out);
+    norm(backend, config_, w.ffn_sum_norm, x, x);
     if (w.embd_gate) {
         const Tensor first = scratch.f32(x.rows, x.cols);
         embed(batch, scratch, first);

@@ -23,7 +23,10 @@ int64_t Encoder::inputs_of(int64_t n) const {
     return n;
 }
 
-void Encoder::embed(Tensor ids, Tensor x) const { backend_.gather(weights_.token_embd, ids, x); }
+void Encoder::embed(Tensor ids, Tensor x) const {
+    backend_.gather(weights_.token_embd, ids, x);
+    if (config_.embedding_scale != 1) backend_.scale(x, config_.embedding_scale);
+}
 
 // A convolution is a product of its weight with unfolded windows (im2col).
 void Encoder::convolve(Tensor input, Scratch& scratch, Tensor x) const {
@@ -50,12 +53,6 @@ void Encoder::convolve(Tensor input, Scratch& scratch, Tensor x) const {
             backend_.add(out, w.norm.bias);
         }
         input = out;
-    }
-    if (weights_.encoder.position_embd) {
-        const Tensor positions = positions_from(backend_, scratch, 0, x.rows),
-                     p = scratch.f32(x.rows, x.cols);
-        backend_.gather(weights_.encoder.position_embd, positions, p);
-        backend_.add(x, p);
     }
 }
 
@@ -102,14 +99,17 @@ Encoder::Calls Encoder::calls_of(std::span<const int64_t> lengths, std::span<con
     return calls;
 }
 
-// In each layer x += attention(norm(x)), x += ffn(norm(x)); at the end norm(x).
+// x = norm(x + positions); in each layer x += attention(norm(x)), x += ffn(norm(x)), where each sum may be
+// normed; at the end norm(x). Without the norms that a model does not have.
 void Encoder::forward(std::span<const int64_t> lengths, std::span<const int32_t> positions, Scratch& scratch,
                       Tensor x, const Progress& progress) const {
     const Scratch::Scope scope(scratch);
     const Calls calls = calls_of(lengths, positions);
     const Tensor at = scratch.i32(x.rows);
     backend_.upload(at, positions.data(), positions.size() * sizeof(int32_t));
-    const auto& layers = weights_.encoder.layers;
+    const EncoderWeights& w = weights_.encoder;
+    add_positions(backend_, config_, w.position_embd, w.embd_norm, at, scratch, x);
+    const auto& layers = w.layers;
     for (size_t layer = 0; layer < layers.size(); ++layer) {
         if (progress) progress(double(layer) / double(layers.size()));
         attention(layers[layer], calls, at, scratch, x);
@@ -119,9 +119,10 @@ void Encoder::forward(std::span<const int64_t> lengths, std::span<const int32_t>
             const Tensor out = scratch.f32(some.rows, x.cols);
             feed_forward(backend_, config_, layers[layer], scratch, some, out);
             backend_.add(some, out);
+            norm(backend_, config_, layers[layer].ffn_sum_norm, some, some);
         }
     }
-    norm(backend_, config_, weights_.encoder.output_norm, x, x);
+    norm(backend_, config_, w.output_norm, x, x);
 }
 
 void Encoder::attention(const LayerWeights& w, const Calls& calls, Tensor positions, Scratch& scratch,
@@ -155,6 +156,7 @@ void Encoder::attention(const LayerWeights& w, const Calls& calls, Tensor positi
     }
     backend_.linear(heads, w.attn.o, w.attn.o_bias, out);
     backend_.add(x, out);
+    norm(backend_, config_, w.attn_sum_norm, x, x);
 }
 
 }  // namespace slimrt

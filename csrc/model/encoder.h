@@ -17,10 +17,10 @@ class Encoder {
     /// The longest input, in rows, that gives no more than n_rows rows of output.
     int64_t inputs_of(int64_t n_rows) const;
 
-    /// The first layer's input x [n, d_model]: of token ids [1, n], or of an input [rows, channels].
+    /// What forward() reads, x [n, d_model]: of token ids [1, n], or of an input [rows, channels].
     void embed(Tensor ids, Tensor x) const;
     void convolve(Tensor input, Scratch& scratch, Tensor x) const;
-    /// x [n, d_model], inputs of these lengths one after another, becomes the encoder's output. positions: of
+    /// x [n, d_model], embeddings of inputs of these lengths, becomes the encoder's output. positions: of
     /// each row, ascending within an input. progress, where set, is called before each layer with the
     /// fraction that is done, 0 to 1, and may throw.
     using Progress = std::function<void(double done)>;

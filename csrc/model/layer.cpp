@@ -10,6 +10,17 @@ Tensor norm(Backend& backend, const ModelConfig& config, const Norm& w, Tensor x
     return out;
 }
 
+void add_positions(Backend& backend, const ModelConfig& config, Tensor table, const Norm& w, Tensor positions,
+                   Scratch& scratch, Tensor x) {
+    if (table) {
+        const Scratch::Scope scope(scratch);
+        const Tensor p = scratch.f32(x.rows, x.cols);
+        backend.gather(table, positions, p);
+        backend.add(x, p);
+    }
+    norm(backend, config, w, x, x);
+}
+
 void feed_forward(Backend& backend, const ModelConfig& config, const LayerWeights& w, Scratch& scratch,
                   Tensor x, Tensor out) {
     const Scratch::Scope scope(scratch);

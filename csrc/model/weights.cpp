@@ -36,10 +36,10 @@ class Loader final : public TensorSource {
 
     Weights load(const CacheChoices& choices) {
         w_.token_embd = matrix("token_embd.weight", c_.n_vocab, c_.d_model);
-        if (arch_.embedding_norm) w_.token_embd_norm = norm("token_embd_norm");
         load_layer_embeddings(*this, c_, w_);
         load_encoder();
         const std::string part = encoder_decoder() ? "dec." : "";
+        w_.embd_norm = embedding_norm(part);
         if (arch_.positions == Positions::learned)
             w_.position_embd = matrix(part + "position_embd.weight", c_.n_ctx_train, c_.d_model);
         for (int layer = 0; layer < c_.n_layers; ++layer) {
@@ -143,7 +143,8 @@ class Loader final : public TensorSource {
     /// Approximate size of each channel of the encoder's output, by its last norm's weight and bias; ones on
     /// a dry backend.
     std::vector<float> encoder_channel_sizes() {
-        const Norm& last = w_.encoder.output_norm;
+        const EncoderWeights& e = w_.encoder;
+        const Norm& last = e.output_norm.present ? e.output_norm : e.layers.back().ffn_sum_norm;
         std::vector<float> sizes(c_.d_model, 1), bias(c_.d_model, 0);
         if (backend_->dry()) return sizes;
         backend_->download(sizes.data(), last.weight, last.weight.bytes());
@@ -155,7 +156,7 @@ class Loader final : public TensorSource {
     }
 
     void load_head(const std::string& part) {
-        w_.output_norm = norm(part + "output_norm");
+        w_.output_norm = output_norm(part);
         w_.output = matrix("output.weight", c_.n_vocab, c_.d_model, Presence::optional);
         w_.output_bias = vector("output.bias", c_.n_vocab, arch_.output_bias);
         w_.output_scale = c_.output_scale;
@@ -181,10 +182,11 @@ class Loader final : public TensorSource {
         }
         if (arch_.encoder_positions)
             e.position_embd = matrix("enc.position_embd.weight", c_.n_source_train, c_.d_model);
+        e.embd_norm = embedding_norm("enc.");
         for (int layer = 0; layer < c_.n_encoder_layers; ++layer)
             e.layers.push_back(load_layer(attention_config(c_, 0), concat("enc.blk.", layer, ".")));
         if (arch_.positions == Positions::relative) load_relative_bias("enc.", n_source_, false, e.layers);
-        e.output_norm = norm("enc.output_norm");
+        e.output_norm = output_norm("enc.");
         encoder_channel_sizes_ = encoder_channel_sizes();
     }
 
@@ -252,7 +254,10 @@ class Loader final : public TensorSource {
 
     void load_cross(const AttnConfig& c, const std::string& p, LayerWeights& l) {
         if (!encoder_decoder()) return;
-        l.cross_norm = norm(p + "cross_attn_norm");
+        if (arch_.norms == Norms::sums)
+            l.cross_sum_norm = norm(p + "cross_attn_output_norm");
+        else
+            l.cross_norm = norm(p + "cross_attn_norm");
         load_qkv(c, p, "cross_attn", l.cross);
     }
 
@@ -265,7 +270,11 @@ class Loader final : public TensorSource {
             l.attn_sub_norm = norm(p + "attn_sub_norm", c.q_width());
             l.ffn_sub_norm = norm(p + "ffn_sub_norm", c_.d_ff);
         }
-        if (arch_.norms == Norms::after) return;
+        if (arch_.norms == Norms::sums) {
+            l.attn_sum_norm = norm(p + "attn_output_norm");
+            l.ffn_sum_norm = norm(p + "layer_output_norm");
+        }
+        if (arch_.norms == Norms::after || arch_.norms == Norms::sums) return;
         l.attn_norm = norm(p + "attn_norm");
         l.ffn_norm = arch_.norms == Norms::shared ? l.attn_norm : norm(p + arch_.ffn_norm);
     }
@@ -326,6 +335,18 @@ class Loader final : public TensorSource {
         }
         a.q = matrix(p + "_q.weight", q, c_.d_model);
         a.q_bias = vector(p + "_q.bias", q, arch_.qkv_bias);
+    }
+
+    Norm embedding_norm(const std::string& part) {
+        const std::string name = part + "token_embd_norm";
+        const bool there =
+            arch_.embedding_norm == Presence::required ||
+            (arch_.embedding_norm == Presence::optional && file_.tensors().count(name + ".weight"));
+        return there ? norm(name) : Norm{};
+    }
+
+    Norm output_norm(const std::string& part) {
+        return arch_.norms == Norms::sums ? Norm{} : norm(part + "output_norm");
     }
 
     Norm norm(const std::string& name) { return norm(name, c_.d_model); }

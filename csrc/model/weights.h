@@ -31,10 +31,11 @@ struct ExpertWeights {
 };
 
 struct LayerWeights {
-    Norm attn_norm, cross_norm, ffn_norm;  // of the inputs, or none
-    Norm attn_post_norm, ffn_post_norm;    // of the outputs, or none
-    Norm attn_sub_norm, ffn_sub_norm;      // of the inputs of W_O and W_down, or none
-    AttnWeights attn, cross;               // cross: with an encoder
+    Norm attn_norm, cross_norm, ffn_norm;              // of the inputs, or none
+    Norm attn_post_norm, ffn_post_norm;                // of the outputs, or none
+    Norm attn_sub_norm, ffn_sub_norm;                  // of the inputs of W_O and W_down, or none
+    Norm attn_sum_norm, cross_sum_norm, ffn_sum_norm;  // of x after each sum, or none
+    AttnWeights attn, cross;                           // cross: with an encoder
     /// What cache modes derived from attn and cross, in a decoder. Readers of rows have their owner's.
     std::shared_ptr<const Prepared> attn_prepared, cross_prepared;
     Tensor gate, up, down;
@@ -54,6 +55,7 @@ struct ConvolutionWeights {
 struct EncoderWeights {
     std::vector<ConvolutionWeights> convolutions;
     Tensor position_embd;
+    Norm embd_norm;
     std::vector<LayerWeights> layers;
     Norm output_norm;
 };
@@ -61,7 +63,7 @@ struct EncoderWeights {
 struct Weights {
     Tensor token_embd, position_embd, output, output_bias;
     float output_scale = 1;  // of the head's input
-    Norm token_embd_norm, output_norm;
+    Norm embd_norm, output_norm;
     Tensor layer_embd, layer_embd_proj;  // per-layer embeddings, the layers side by side; or none
     Norm layer_embd_norm;
     std::vector<LayerWeights> layers;

@@ -6,7 +6,7 @@ namespace slimrt {
 const Architecture bloom = {
     .name = "bloom",
     .norm = NormKind::layer,
-    .embedding_norm = true,
+    .embedding_norm = Presence::required,
     .positions = Positions::alibi,
     .qkv_bias = Presence::required,
     .linear_bias = Presence::required,

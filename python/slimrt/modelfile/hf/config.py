@@ -11,6 +11,7 @@ from typing import Any
 
 from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.modelfile.hf.bart_families import BART_FAMILIES
 from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS, REFUSED_CLASSES
 from slimrt.modelfile.hf.experts import EXPERTS
 from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
@@ -30,6 +31,7 @@ _MODEL_TYPES = {
     **EXPERTS,
     **LATENT,
     **ENCODER_DECODERS,
+    **BART_FAMILIES,
 }
 
 
@@ -82,7 +84,8 @@ class Config:
             )
         self.family: Family = family or _MODEL_TYPES[self.model_type]
         usual = {theirs: ours for ours, theirs in self.family.spelling.items()}
-        said = {key: generation[key] for key in self.family.numbers if generation.get(key) is not None}
+        generated = (*self.family.numbers, *self.family.of_generation)
+        said = {key: generation[key] for key in generated if generation.get(key) is not None}
         # In its own spelling a key counts more: transformers writes some twice.
         own = {usual[key]: value for key, value in values.items() if key in usual}
         self.values = {**self.family.defaults, **said, **values, **own}

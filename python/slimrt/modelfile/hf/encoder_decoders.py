@@ -18,7 +18,7 @@ REFUSED_CLASSES = {
     "Chronos2Model": "Chronos-2, whose attention sees several series at once, is not supported; forecasts are for "
     "Chronos (as amazon/chronos-t5-small) and Chronos-Bolt (as amazon/chronos-bolt-small), without covariates"
 }
-_DECODER_LAYERS = ("num_decoder_layers", "num_hidden_layers")
+DECODER_LAYERS = ("num_decoder_layers", "num_hidden_layers")
 
 
 def _t5_attention(block: int, theirs: str, cross: str = "") -> dict[str, tuple[str, str]]:
@@ -44,7 +44,7 @@ def _t5_stacks(*, gated: bool) -> tuple[Stack, ...]:
     decoder = _t5_attention(0, "SelfAttention") | bias | _t5_attention(1, "EncDecAttention", "cross_") | ffn(2)
     return (
         Stack("enc.blk.{}.", "encoder.block.{}.", encoder, only_first=("attn_rel_b",)),
-        Stack("dec.blk.{}.", "decoder.block.{}.", decoder, _DECODER_LAYERS, only_first=("attn_rel_b",)),
+        Stack("dec.blk.{}.", "decoder.block.{}.", decoder, DECODER_LAYERS, only_first=("attn_rel_b",)),
     )
 
 
@@ -165,16 +165,16 @@ UMT5 = replace(
 )
 
 
-def _projections(theirs: str, out: str, cross: str = "") -> dict[str, tuple[str, str]]:
+def projections(theirs: str, out: str, cross: str = "") -> dict[str, tuple[str, str]]:
     """The matrices of one attention, as most of transformers calls them."""
     names = {"q": ("q_proj", "q d"), "k": ("k_proj", "kv d"), "v": ("v_proj", "kv d"), "o": (out, "d q")}
     return {f"{cross}attn_{name}": (f"{theirs}.{name_}", shape) for name, (name_, shape) in names.items()}
 
 
-_WHISPER_SELF = {"attn_norm": ("self_attn_layer_norm", "d"), **_projections("self_attn", "out_proj")}
+_WHISPER_SELF = {"attn_norm": ("self_attn_layer_norm", "d"), **projections("self_attn", "out_proj")}
 _WHISPER_CROSS = {
     "cross_attn_norm": ("encoder_attn_layer_norm", "d"),
-    **_projections("encoder_attn", "out_proj", "cross_"),
+    **projections("encoder_attn", "out_proj", "cross_"),
 }
 _WHISPER_FFN = {"ffn_norm": ("final_layer_norm", "d"), "ffn_up": ("fc1", "ff d"), "ffn_down": ("fc2", "d ff")}
 _NORMS = ("output_norm", "attn_norm", "cross_attn_norm", "ffn_norm")
@@ -193,7 +193,7 @@ WHISPER = Family(
     },
     several=(
         Stack("enc.blk.{}.", "encoder.layers.{}.", _WHISPER_SELF | _WHISPER_FFN),
-        Stack("dec.blk.{}.", "decoder.layers.{}.", _WHISPER_SELF | _WHISPER_CROSS | _WHISPER_FFN, _DECODER_LAYERS),
+        Stack("dec.blk.{}.", "decoder.layers.{}.", _WHISPER_SELF | _WHISPER_CROSS | _WHISPER_FFN, DECODER_LAYERS),
     ),
     biases={
         ALWAYS: (
@@ -235,7 +235,7 @@ WHISPER = Family(
     extra=whisper_fields,
 )
 
-_MOONSHINE_SELF = {"attn_norm": ("input_layernorm", "d"), **_projections("self_attn", "o_proj")}
+_MOONSHINE_SELF = {"attn_norm": ("input_layernorm", "d"), **projections("self_attn", "o_proj")}
 
 # RoPE turns neighbours (2 i, 2 i + 1) of a head's first dimensions, as GGUF's "llama" has them: no row moves.
 MOONSHINE = Family(
@@ -267,13 +267,13 @@ MOONSHINE = Family(
             {
                 **_MOONSHINE_SELF,
                 "cross_attn_norm": ("post_attention_layernorm", "d"),
-                **_projections("encoder_attn", "o_proj", "cross_"),
+                **projections("encoder_attn", "o_proj", "cross_"),
                 "ffn_norm": ("final_layernorm", "d"),
                 "ffn_up": ("mlp.fc1", "ff d"),
                 "ffn_gate": ("mlp.fc1", "ff d"),
                 "ffn_down": ("mlp.fc2", "d ff"),
             },
-            _DECODER_LAYERS,
+            DECODER_LAYERS,
             halves={"ffn_up": 0, "ffn_gate": 1},
         ),
     ),

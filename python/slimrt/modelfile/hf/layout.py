@@ -14,7 +14,7 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import F32, Tensor
 from slimrt.modelfile.hf.config import Config, Sizes
 from slimrt.modelfile.hf.families import ALWAYS, Source, Stack
-from slimrt.modelfile.hf.safetensors_files import DTYPES, Entry
+from slimrt.modelfile.hf.safetensors_files import DTYPES, Entry, as_float32, as_stored
 
 # What an Entry's dtype becomes: safetensors' names, and those of GGML's quantised types. Of integers no weight is made:
 # computed buffers, such as masks, may be of these.
@@ -259,20 +259,6 @@ def as_ternary(elements: np.ndarray, dtype: str) -> np.ndarray:
     values = as_float32(elements, dtype)
     scale = max(float(np.abs(values, dtype=np.float64).mean()), 1e-5)
     return as_stored((np.clip(np.rint(values / scale), -1, 1) * scale).astype(np.float32), dtype)
-
-
-def as_float32(elements: np.ndarray, dtype: str) -> np.ndarray:
-    """Elements of one of DTYPES as float32."""
-    return (elements.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else elements.astype(np.float32)
-
-
-def as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 values in one of DTYPES, to the nearest, ties to even; infinite where that has no such values."""
-    if dtype != "BF16":
-        with np.errstate(over="ignore"):
-            return values.astype(DTYPES[dtype])
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def _bytes(elements: np.ndarray, dtype: str, kind: GGMLQuantizationType) -> np.ndarray:

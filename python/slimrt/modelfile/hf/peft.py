@@ -18,8 +18,14 @@ import numpy as np
 
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.hf.families import Source
-from slimrt.modelfile.hf.layout import as_float32, as_stored
-from slimrt.modelfile.hf.safetensors_files import DTYPES, read_entries, read_json, stored_elements
+from slimrt.modelfile.hf.safetensors_files import (
+    DTYPES,
+    as_float32,
+    as_stored,
+    read_entries,
+    read_json,
+    stored_elements,
+)
 
 CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"

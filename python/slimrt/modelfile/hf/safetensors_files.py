@@ -28,6 +28,20 @@ class Entry:
     offset: int
 
 
+def as_float32(elements: np.ndarray, dtype: str) -> np.ndarray:
+    """Elements of one of DTYPES as float32."""
+    return (elements.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else elements.astype(np.float32)
+
+
+def as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 values in one of DTYPES, to the nearest, ties to even; infinite where that has no such values."""
+    if dtype != "BF16":
+        with np.errstate(over="ignore"):
+            return values.astype(DTYPES[dtype])
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; ModelFormatError if that is not what it holds."""
     try:

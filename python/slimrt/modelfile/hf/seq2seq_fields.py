@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What encoder-decoders are run with and GGUF has no key for: Whisper's rules for tokens, Chronos' scaling and bins."""
+"""What encoder-decoders are run with and GGUF has no key for: Whisper's rules for tokens, Chronos' scaling and bins,
+how a text begins."""
 
 from __future__ import annotations
 
@@ -86,6 +87,23 @@ def chronos_fields(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
     if not bolt and "context_length" in fields:  # a token a value, and the end: one more than T5's usual 512
         told["t5.encoder.context_length"] = uint32(max(_USUAL_ROWS, fields["context_length"].value + 1))
     return told
+
+
+def text2text_fields(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, GGUFValue]:
+    """The token that every output begins with, where there is one.
+
+    Raises:
+        ModelFormatError: it is not a token of the vocabulary.
+    """
+    key = "forced_bos_token_id"
+    value = config.get(key) if generation.get(key) is None else generation[key]
+    if value is None and config.get("force_bos_token_to_be_generated"):  # as the first configs say it
+        value = config.get("bos_token_id", 0)
+    if value is None:
+        return {}
+    if type(value) is not int or not 0 <= value < config["vocab_size"]:
+        raise ModelFormatError(f"generation_config.json: {key} is {value!r}, not a token of the vocabulary")
+    return {f"slimrt.text2text.{key}": uint32(value)}
 
 
 def _field(key: str, value: Any, kind: GGUFValueType) -> GGUFValue:
