@@ -17,6 +17,7 @@ from slimrt.plumbing import progress
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.files import is_ggml_bin
 from slimrt.plumbing.notes import note
+from slimrt.tokenizer import embedded
 from slimrt.tokenizer.gguf import read_fields
 from slimrt.tokenizer.tokenizer import Tokenizer
 
@@ -90,13 +91,15 @@ class ModelSource:
         Raises:
             UnsupportedError: there is none, or one of a kind that is not supported.
         """
-        own = self.path.is_dir() and (self.path / "tokenizer.json").is_file()
         file = self.file
+        kind = file.value("tokenizer.ggml.model") if "tokenizer.ggml.model" in file.keys() else "no_vocab"
+        # That of a translation model is as its file says: its tokenizer.json puts some language around a text.
+        own = self.path.is_dir() and (self.path / "tokenizer.json").is_file() and kind != embedded.MODEL
         if "slimrt.chronos.kind" in file.keys():
             raise UnsupportedError(
                 f"{self.name} reads no texts, it forecasts series: use predict_quantiles() or forecast"
             )
-        if not own and ("tokenizer.ggml.model" not in file.keys() or file.value("tokenizer.ggml.model") == "no_vocab"):
+        if not own and kind == "no_vocab":
             missing = "tokenizer.json" if self.path.is_dir() else "tokenizer in its metadata"
             raise UnsupportedError(f"{self.name} has no {missing}: it can be used from Python with token ids only")
         if own:

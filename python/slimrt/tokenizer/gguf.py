@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from enum import IntEnum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.tokenizer import pretokenizers
+from slimrt.tokenizer import embedded, pretokenizers
 from slimrt.tokenizer.charsmap import Charsmap
+from slimrt.tokenizer.fields import Fields, Type
 from slimrt.tokenizer.vocabulary import SPACE, Vocabulary, end_of_generation
 
-_NO_TOKEN = 0xFFFFFFFF
 METASPACE = "tokenizer.slimrt.metaspace"
 """A field of slimrt's own: where the original tokenizer.json prepends a space: to the "first" word of a text, or
 "always", that is after control tokens too. Plain GGUF readers, which do not know it, always prepend one."""
-_MODELS = ("llama", "gpt2", "t5", "gemma4")
-
-
-class _Type(IntEnum):
-    """The values of tokenizer.ggml.token_type."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
+_MODELS = ("llama", "gpt2", "t5", "gemma4", embedded.MODEL)
 
 
 def read_fields(file: core.GgufFile) -> dict[str, Any]:
@@ -77,15 +64,17 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
         ModelFormatError: a field is missing, of the wrong kind or contradicts another.
         UnsupportedError: an unknown tokenizer model or pre-tokenizer.
     """
-    ggml = _Fields(fields)
+    ggml = Fields(fields)
     model = ggml.text("model")
     if model not in _MODELS:
         what = "no tokenizer" if model in (None, "no_vocab") else f"the unknown tokenizer {model!r}"
         raise UnsupportedError(
             f"the GGUF has {what} (tokenizer.ggml.model); supported: {', '.join(_MODELS)} (SentencePiece, BPE, unigram)"
         )
+    if model == embedded.MODEL:
+        return embedded.build(fields)
     tokens = ggml.strings("tokens")
-    types = ggml.numbers("token_type", len(tokens), default=_Type.NORMAL)
+    types = ggml.numbers("token_type", len(tokens), default=Type.NORMAL)
     special_ids = _special_ids(ggml, tokens, types, sentencepiece=model != "gpt2")
     space_prefix = model != "gpt2" and ggml.flag("add_space_prefix", model != "gemma4")
 
@@ -108,12 +97,12 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
     except Exception as error:  # the tokenizers library raises plain Exception for whatever it refuses
         raise ModelFormatError(f"the GGUF's {model!r} vocabulary is inconsistent: {error}") from error
 
-    by_type = {kind: [id for id, value in enumerate(types) if value == kind] for kind in _Type}
-    control = frozenset(by_type[_Type.CONTROL])
-    spelled = by_type[_Type.UNKNOWN] + (by_type[_Type.USER_DEFINED] if model == "gpt2" else [])
+    by_type = {kind: [id for id, value in enumerate(types) if value == kind] for kind in Type}
+    control = frozenset(by_type[Type.CONTROL])
+    spelled = by_type[Type.UNKNOWN] + (by_type[Type.USER_DEFINED] if model == "gpt2" else [])
     rstrip = _strips_after_special(fields, model)
-    aliases = _add_special(backend, tokens, sorted(control) + by_type[_Type.UNKNOWN], rstrip, special=True)
-    aliases |= _add_special(backend, tokens, by_type[_Type.USER_DEFINED], rstrip, special=False)
+    aliases = _add_special(backend, tokens, sorted(control) + by_type[Type.UNKNOWN], rstrip, special=True)
+    aliases |= _add_special(backend, tokens, by_type[Type.USER_DEFINED], rstrip, special=False)
     default_bos = pre.add_bos if pre else model in ("llama", "gemma4")
     return Vocabulary(
         backend=backend,
@@ -126,7 +115,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
         suffix=_around("eos", ggml, special_ids, model == "t5"),
         special_ids=special_ids,
         eog_ids=end_of_generation(
-            {tokens[id]: id for id in control.union(by_type[_Type.USER_DEFINED])},
+            {tokens[id]: id for id in control.union(by_type[Type.USER_DEFINED])},
             [special_ids.get("eos"), ggml.id("eot", len(tokens)), ggml.id("eom", len(tokens))],
         ),
         chat_template=ggml.chat_template(),
@@ -135,86 +124,18 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
     )
 
 
-class _Fields:
-    """The `tokenizer.ggml.*` fields; each getter checks the type, and raises ModelFormatError."""
-
-    def __init__(self, fields: Mapping[str, Any]):
-        self._fields = fields
-
-    def _get(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        value = self._fields.get(f"tokenizer.ggml.{name}")
-        if value is not None and not isinstance(value, kind):
-            raise ModelFormatError(f"tokenizer.ggml.{name} is {type(value).__name__}, which it cannot be")
-        return value
-
-    def text(self, name: str) -> str | None:
-        value: str | None = self._get(name, str)
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self._get(name, bool)
-        return default if value is None else value
-
-    def id(self, name: str, n_tokens: int) -> int | None:
-        value: int | None = self._get(f"{name}_token_id", int)
-        if value is None or value in (_NO_TOKEN, -1):
-            return None
-        if not 0 <= value < n_tokens:
-            raise ModelFormatError(f"tokenizer.ggml.{name}_token_id is {value}, the vocabulary has {n_tokens} tokens")
-        return value
-
-    def strings(self, name: str) -> list[str]:
-        value: list[str] | None = self._get(name, list)
-        if not value or not all(isinstance(item, str) for item in value):
-            raise ModelFormatError(f"tokenizer.ggml.{name} is missing, empty or not a list of strings")
-        return value
-
-    def numbers(self, name: str, count: int, default: float | None = None) -> list[Any]:
-        value = self._get(name, (np.ndarray, Sequence))
-        if value is None and default is not None:
-            return [default] * count
-        array = np.asarray([] if value is None else value)
-        if array.shape != (count,) or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
-            raise ModelFormatError(f"tokenizer.ggml.{name} is not {count} finite numbers, one for each token")
-        return list(array.tolist())
-
-    def bytes(self, name: str) -> bytes:
-        value = self._get(name, (np.ndarray, bytes, list))
-        try:
-            return b"" if value is None else bytes(value)
-        except (TypeError, ValueError) as error:
-            raise ModelFormatError(f"tokenizer.ggml.{name} is not a list of bytes: {error}") from error
-
-    def chat_template(self) -> str | None:
-        value = self._fields.get("tokenizer.chat_template")
-        return value if isinstance(value, str) else None
-
-    def chat_templates(self) -> dict[str, str]:
-        """The named templates: tokenizer.chat_template.NAME."""
-        prefix = "tokenizer.chat_template."
-        return {
-            key.removeprefix(prefix): value
-            for key, value in self._fields.items()
-            if key.startswith(prefix) and isinstance(value, str)
-        }
-
-
-def _special_ids(ggml: _Fields, tokens: list[str], types: list[int], sentencepiece: bool) -> dict[str, int]:
+def _special_ids(ggml: Fields, tokens: list[str], types: list[int], sentencepiece: bool) -> dict[str, int]:
     """The ids of bos, eos, unk and pad: as declared; else, for SentencePiece, by their usual names."""
     fallback = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>"} if sentencepiece else {}
-    found = {}
-    for name, field in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items():
-        id = ggml.id(field, len(tokens))
-        if id is None and fallback.get(name) in tokens:
-            candidate = tokens.index(fallback[name])
-            id = candidate if types[candidate] in (_Type.CONTROL, _Type.UNKNOWN) else None
-        if id is not None:
-            found[name] = id
+    found = ggml.special_ids(len(tokens))
+    for name, text in fallback.items():
+        if name not in found and text in tokens and types[tokens.index(text)] in (Type.CONTROL, Type.UNKNOWN):
+            found[name] = tokens.index(text)
     return found
 
 
 def _around(
-    name: str, ggml: _Fields, special_ids: Mapping[str, int], default: bool, *, always: bool = False
+    name: str, ggml: Fields, special_ids: Mapping[str, int], default: bool, *, always: bool = False
 ) -> tuple[int, ...]:
     """The ids added at one end of a text: BOS or EOS, if the file says so, or by `default` if it says nothing. always:
     ignore the file's add_bos_token, since files of this model have it wrong (as llama.cpp does for Gemma 4)."""
@@ -290,7 +211,7 @@ def _sentencepiece(
 
     Expressed as BPE merges: each way to cut a token into two tokens, ranked by the token's score.
     """
-    normal = {text: scores[id] for id, text in enumerate(tokens) if types[id] == _Type.NORMAL}
+    normal = {text: scores[id] for id, text in enumerate(tokens) if types[id] == Type.NORMAL}
     merges = [
         (text[:cut], text[cut:])
         for text in sorted(normal, key=normal.__getitem__, reverse=True)
@@ -304,7 +225,7 @@ def _characters(
     tokens: list[str], merges: list[tuple[str, str]], types: list[int], space_prefix: bool
 ) -> tokenizers.Tokenizer:
     """BPE over characters, with SentencePiece's spaces, and byte tokens for unknown characters."""
-    unknown = next((tokens[id] for id, kind in enumerate(types) if kind == _Type.UNKNOWN), None)
+    unknown = next((tokens[id] for id, kind in enumerate(types) if kind == Type.UNKNOWN), None)
     model = models.BPE(_first_ids(tokens), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.Sequence(_space_escape(space_prefix))
@@ -312,7 +233,7 @@ def _characters(
 
 
 def _unigram(
-    tokens: list[str], types: list[int], special_ids: Mapping[str, int], space_prefix: bool, ggml: _Fields
+    tokens: list[str], types: list[int], special_ids: Mapping[str, int], space_prefix: bool, ggml: Fields
 ) -> tokenizers.Tokenizer:
     """SentencePiece's unigram model: the segmentation with the best total score."""
     if "unk" not in special_ids:
@@ -322,10 +243,10 @@ def _unigram(
     # comes from the lowest score of all pieces, and padding rows have very low ones.
     hidden = secrets.token_hex(16)
     pieces = [
-        (text, score) if types[id] in (_Type.NORMAL, _Type.USER_DEFINED, _Type.BYTE) else (f"{hidden}{id}", 0.0)
+        (text, score) if types[id] in (Type.NORMAL, Type.USER_DEFINED, Type.BYTE) else (f"{hidden}{id}", 0.0)
         for id, (text, score) in enumerate(zip(tokens, ggml.numbers("scores", len(tokens)), strict=True))
     ]
-    backend = tokenizers.Tokenizer(models.Unigram(pieces, special_ids["unk"], _Type.BYTE in types))
+    backend = tokenizers.Tokenizer(models.Unigram(pieces, special_ids["unk"], Type.BYTE in types))
     charsmap = ggml.bytes("precompiled_charsmap")
     steps = [normalizers.Normalizer.custom(Charsmap(charsmap))] if charsmap else []
     if ggml.flag("remove_extra_whitespaces", True):

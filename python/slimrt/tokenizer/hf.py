@@ -70,7 +70,7 @@ def load_file(path: Path) -> Vocabulary:
         tokens[id] = text
     added = backend.get_added_tokens_decoder()
     control = frozenset(id for id, token in added.items() if token.special)
-    byte_level, strips_space = _decoding(backend, path)
+    byte_level, strips_space = decoding(backend, path)
     with typed(f"{path}: its parts do not fit each other"):
         prefix, suffix = _around(backend, tokens)
     special_ids, ends = _special_ids(directory, named, ids)
@@ -113,8 +113,12 @@ def _decoders(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield from _decoders(inner)
 
 
-def _decoding(backend: tokenizers.Tokenizer, path: Path) -> tuple[bool, bool]:
-    """Whether tokens are byte-level, and whether decoding strips a leading space."""
+def decoding(backend: tokenizers.Tokenizer, path: object) -> tuple[bool, bool]:
+    """Whether tokens are byte-level, and whether decoding strips a leading space.
+
+    Raises:
+        UnsupportedError: a decoder that is neither byte-level nor SentencePiece's; the message begins with `path`.
+    """
     state = json.loads(backend.decoder.__getstate__()) if backend.decoder else {}
     parts = {part.get("type"): part for part in _decoders(state)}
     if "ByteLevel" in parts:

@@ -126,8 +126,12 @@ class Tokenizer:
 
     def _ids(self, encoded: Encoding) -> list[int]:
         """An encoding's ids, aliases resolved. Offsets, which take a fifth of the time, are only read where needed."""
-        aliases = self.vocabulary.aliases
-        return [aliases.get(id, id) for id in encoded.ids] if aliases else encoded.ids
+        aliases, texts, unknown = self.vocabulary.aliases, self.vocabulary.unknown_texts, self.unk_id
+        ids = [aliases.get(id, id) for id in encoded.ids] if aliases else encoded.ids
+        if texts and unknown in ids:
+            pairs = zip(ids, encoded.tokens, strict=True)
+            return [texts.get(text, id) if id == unknown else id for id, text in pairs]
+        return ids
 
     @cached_property
     def spelled_out(self) -> frozenset[str]:

@@ -53,6 +53,9 @@ class Vocabulary:
         chat_template: the file's default chat template, if any.
         chat_templates: its further templates, by name.
         aliases: ids that the backend returns -> the ids of the vocabulary that they stand for.
+        unknown_texts: text that is unknown to the backend -> its id, for tokens of the vocabulary that it lacks.
+        language_token: where a text in one of several languages has the language's token (`languages`): "first", or
+            "last", behind the suffix; None: it has none.
     """
 
     backend: tokenizers.Tokenizer
@@ -68,6 +71,8 @@ class Vocabulary:
     chat_template: str | None
     aliases: Mapping[int, int] = field(default_factory=dict)
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+    unknown_texts: Mapping[str, int] = field(default_factory=dict)
+    language_token: str | None = None
 
     def token_bytes(self, id: int) -> bytes:
         """Return the bytes of one token; empty for an id without a token.

@@ -16,6 +16,7 @@ from gguf.gguf_writer import GGUFValue
 
 from slimrt.errors import UnsupportedError
 from slimrt.modelfile.gguf import array, boolean, string, uint32
+from slimrt.modelfile.hf import vocabulary_seq2seq
 from slimrt.modelfile.hf.sentencepiece_model import read_scores
 from slimrt.modelfile.hf.vocabulary_unigram import SENTENCEPIECE_FILES, sentencepiece_fields, unigram_kind
 from slimrt.modelfile.hf.vocabulary_whisper import is_special, with_timestamps
@@ -25,6 +26,7 @@ from slimrt.tokenizer.vocabulary import SPACE, Vocabulary
 
 # Where two names mean the same splitting, the one that llama.cpp uses for the families here.
 _PREFERRED = ("gpt-2", "llama-bpe", "qwen2", "smollm", "tekken", "gpt-4o", "dbrx")
+_OTHERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json")  # no tokenizer.json
 _NO_VOCABULARY = {"tokenizer.ggml.model": string("no_vocab")}
 _PROBE = (
     "Hello world!  It's the 3rd of MAY 2024, 12345.678 + 9 = ?\n\n\tdef f(x):\n        return x**2  # naïve café\r\n"
@@ -48,13 +50,15 @@ def vocabulary_fields(directory: Path, arch: str, n_vocab: int) -> tuple[dict[st
     if not (directory / "tokenizer.json").is_file():
         if arch == "t5" and any((directory / name).is_file() for name in SENTENCEPIECE_FILES):
             return sentencepiece_fields(directory, n_vocab)
-        others = [name for name in ("tokenizer.model", "vocab.json") if (directory / name).is_file()]
+        others = [name for name in _OTHERS if (directory / name).is_file()]
         if others:
             raise UnsupportedError(
                 f"{directory} has {others[0]} but no tokenizer.json. Make one: "
                 "transformers.AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
             )
         return _NO_VOCABULARY, [f"{directory} has no tokenizer: the model works by token ids"]
+    if arch in vocabulary_seq2seq.ARCHITECTURES:
+        return vocabulary_seq2seq.seq2seq_fields(directory, n_vocab)
     tokenizer = Tokenizer(directory)
     state = json.loads((directory / "tokenizer.json").read_text("utf-8"))
     fields, warnings = _fields(tokenizer, state, directory, arch, n_vocab)
