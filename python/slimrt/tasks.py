@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 
 from slimrt.forecast.options import PredictOptions
 from slimrt.generation.embed import embed
-from slimrt.generation.text2text import Text2Text, Text2TextOptions, prefixed, text2text
+from slimrt.generation.languages import source_ids, translation
+from slimrt.generation.text2text import Text2Text, Text2TextOptions, text2text
 from slimrt.plumbing.keywords import named
 from slimrt.results import Generation
+from slimrt.runtime.kinds import require
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import TokenIds, as_ids, as_prompt, is_batch
 from slimrt.speech.audio import SAMPLE_RATE, Audio
@@ -148,7 +151,7 @@ class Tasks:
 
     @named
     def text2text(self, text: Any, **options: Unpack[Text2TextOptions]) -> Generation | list[Generation]:
-        """Transform a text with a model of the T5 family, such as "summarize: ...".
+        """Transform a text with T5, BART or their kin, such as "summarize: ..." with T5.
 
         Args: (numbers are defaults)
             text: text, or token ids including the end token; a list of either gives a list, decoded together as far as
@@ -161,11 +164,13 @@ class Tasks:
                 exception from it ends the work.
 
         Raises:
-            UnsupportedError: not a model of the T5 family, or text for one without a tokenizer.
+            UnsupportedError: not such a model, or text for one without a tokenizer.
             ContextOverflowError: the text is longer than the encoder takes, or the cache has too few rows for beams.
-            ValueError, TypeError: an option out of its range, or of a wrong type.
+            ValueError, TypeError: an option out of its range, or of a wrong type; text for a model whose texts are in a
+                language (mBART, M2M100, NLLB), which translate() names.
         """
         settings, called = Text2Text(**options), time.perf_counter()
+        self._require_text2text()
         several = is_batch(text)
         sources = [self._source_ids(one) for one in (text if several else [text])]
         results = text2text(self._runtime, sources, settings, self._seed_of(settings.seed), called)
@@ -187,10 +192,22 @@ class Tasks:
         self, text: str | list[str], *, source: str | None = None, target: str | None = None,
         **options: Unpack[Text2TextOptions],
     ) -> Generation | list[Generation]:  # fmt: skip
-        """text2text() with a prefix such as "translate English to German: ", if source and target are given (English
-        and German here)."""
-        whole = [prefixed(one, source, target) for one in (text if isinstance(text, list) else [text])]
-        return self.text2text(whole if isinstance(text, list) else whole[0], **options)
+        """text2text() from one language to another, as the model is told so.
+
+        T5 reads "translate English to German: " in front of the text, if source and target are given (English and
+        German here); mBART, M2M100 and NLLB need both, by their own codes (en_XX, en, eng_Latn); Marian's models of
+        several target languages need the target (fra), those of one and BART neither.
+
+        Raises:
+            ValueError: a language that the model needs is not given, or it knows none of that name.
+            Others as text2text.
+        """
+        settings, called = Text2Text(**options), time.perf_counter()
+        self._require_text2text()
+        way = translation(self._runtime, source, target)
+        sources = [way.ids(one) for one in (text if isinstance(text, list) else [text])]
+        results = text2text(self._runtime, sources, settings, self._seed_of(settings.seed), called, way.first)
+        return results if isinstance(text, list) else results[0]
 
     @overload
     def embed(
@@ -211,7 +228,7 @@ class Tasks:
     ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         """Embed texts: float32 (n, d_model) for a list of n, computed n_seqs at a time; (d_model,) for one text.
 
-        A token's vector is its hidden state after the last layer and norm; with a T5 model, the encoder's output.
+        A token's vector is its hidden state after the last layer and norm; with an encoder, the encoder's output.
 
         Args:
             texts: a text, or its token ids; or a list of these.
@@ -225,7 +242,8 @@ class Tasks:
         """
         several = is_batch(texts)
         given: list[Any] = list(texts) if several else [texts]
-        ids = [as_prompt(self._runtime, one) for one in given]
+        read = self._source_ids if self._runtime.source.kind == "text2text" else partial(as_prompt, self._runtime)
+        ids = [read(one) for one in given]
         vectors = embed(self._runtime, ids, pooling, normalize)
         if not several:
             return vectors[0]
@@ -308,9 +326,12 @@ class Tasks:
         warn_beyond(self._runtime.source, quantile_levels)
         return found
 
+    def _require_text2text(self) -> None:
+        require(self._runtime, "text2text", to="turn a text into another")
+
     def _source_ids(self, text: Text) -> list[int]:
         if isinstance(text, str):
-            return self._runtime.source.tokenizer.encode(text)
+            return source_ids(self._runtime, text)
         return as_ids(text, self._runtime.n_vocab)
 
 

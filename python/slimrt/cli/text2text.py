@@ -1,4 +1,4 @@
-"""slimrt text2text: sequence-to-sequence generation with models of the T5 family."""
+"""slimrt text2text: sequence-to-sequence generation with T5, BART and their kin."""
 
 from __future__ import annotations
 
@@ -71,8 +71,9 @@ def texts(args: argparse.Namespace) -> list[str]:
     return lines
 
 
-def transform(args: argparse.Namespace, sources: Sequence[str]) -> int:
-    """Print the output for each text, one line each; among several texts a blank one gives an empty line."""
+def transform(args: argparse.Namespace, sources: Sequence[str], **languages: str | None) -> int:
+    """Print the output for each text, one line each; among several texts a blank one gives an empty line. languages:
+    Model.translate's source and target, to translate."""
     options: dict[str, Any] = sampling_arguments(args) | {
         "max_tokens": args.n_predict,
         "length_penalty": args.length_penalty,
@@ -90,7 +91,8 @@ def transform(args: argparse.Namespace, sources: Sequence[str]) -> int:
                 update(output.n_done, n)
 
             try:
-                model.text2text([sources[i] for i in given], **options, on_result=done)
+                call: Callable[..., object] = model.translate if languages else model.text2text
+                call([sources[i] for i in given], **languages, **options, on_result=done)
             except KeyboardInterrupt:
                 output.interrupted()
                 raise

@@ -1,13 +1,12 @@
-"""slimrt translate: translation with models of the T5 family."""
+"""slimrt translate: translation with T5, NLLB, Marian and their kin."""
 
 from __future__ import annotations
 
 import argparse
 
 from slimrt.cli import text2text
-from slimrt.cli.common import Flags, from_flags
+from slimrt.cli.common import Flags
 from slimrt.generation.options import PENALTIES
-from slimrt.generation.text2text import prefixed
 
 _NUM_BEAMS = 4
 
@@ -17,16 +16,14 @@ def add_flags(flags: Flags) -> None:
 
 
 def _languages(flags: Flags) -> None:
-    flags.add("--source", metavar="LANGUAGE", help="such as English: T5's own models are told 'translate English to "
-              "German: '")  # fmt: skip
-    flags.add("--target", metavar="LANGUAGE", help="such as German; with neither the text goes in as it is")
+    flags.add("--source", metavar="LANGUAGE", help="by the model's own name: English (T5), eng_Latn (NLLB), en_XX "
+              "(mBART), en (M2M100)")  # fmt: skip
+    flags.add("--target", metavar="LANGUAGE", help="such as German, deu_Latn, de_DE, de; or fra (Marian, which knows the "
+              "source); without either the text goes in as it is")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    from_flags(args, lambda: prefixed("", args.source, args.target))
     if args.num_beams is None:
         penalised = any(getattr(args, name) != none for name, none in PENALTIES.items())
         args.num_beams = _NUM_BEAMS if args.temp == 0 and not penalised and not args.stop else 1
-    texts = text2text.texts(args)
-    told = [prefixed(one, args.source, args.target) if one.strip() else one for one in texts]
-    return text2text.transform(args, told)
+    return text2text.transform(args, text2text.texts(args), source=args.source, target=args.target)

@@ -39,14 +39,14 @@ VERBS = {
         ),
     ),
     "translate": Verb(
-        "translate, with the T5 family; several lines are one batch",
+        "translate, with T5, NLLB, Marian and their kin; several lines are one batch",
         (
             'slimrt translate t5.gguf -p "A house." --source English --target German',
-            "slimrt translate t5.gguf -f lines.txt --source English --target French --num-beams 4",
+            "slimrt translate nllb.gguf -f lines.txt --source eng_Latn --target deu_Latn",
         ),
     ),
     "text2text": Verb(
-        "text to text, with the T5 family; several lines are one batch",
+        "text to text, with T5, BART and their kin; several lines are one batch",
         ('slimrt text2text t5.gguf -p "summarize: ..."', "slimrt text2text t5.gguf -f lines.txt --json"),
     ),
     "forecast": Verb(

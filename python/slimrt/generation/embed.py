@@ -46,7 +46,8 @@ def embeddings(
     """The same as one task for each text. The arguments are checked here, before any task runs."""
     if pooling not in POOLINGS:
         raise UnsupportedError(f"pooling {pooling!r} is not supported; supported: 'mean', 'last' and None")
-    make = _embed_encoder if require(runtime, "text", "t5", to="embed a text") == "t5" else _embed_decoder
+    encodes = require(runtime, "text", "text2text", to="embed a text") == "text2text"
+    make = _embed_encoder if encodes else _embed_decoder
     for number, text in enumerate(texts):
         _check(runtime, text, number)
     return [make(runtime, text, _Pooling(pooling, normalize)) for text in texts]

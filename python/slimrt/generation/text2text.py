@@ -1,4 +1,4 @@
-"""Sequence to sequence: a text from another text, with encoder-decoders of the T5 family."""
+"""Sequence to sequence: a text from another text, with T5, BART and their kin."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.generation.beams import beam_places, search_beams
 from slimrt.generation.generate import Run, run_texts
+from slimrt.generation.languages import first_ids
 from slimrt.generation.loop import loop_of
 from slimrt.generation.options import GenerateOptions, Options
 from slimrt.generation.search import Encode, Task
@@ -18,7 +19,6 @@ from slimrt.generation.sequences import Sequences
 from slimrt.info import encoder_of
 from slimrt.plumbing.arguments import check_function
 from slimrt.results import Generation
-from slimrt.runtime.kinds import require
 from slimrt.runtime.runtime import Runtime
 from slimrt.tokenizer.detokenizer import IncrementalDetokenizer
 from slimrt.tokenizer.tokenizer import Tokenizer
@@ -64,17 +64,24 @@ class EncodedRun(Run):
     Args:
         source: ids of the source text.
         index: of this source in the call; its seed is seed + index.
+        first: ids that the output begins with; None: those that any has.
     """
 
     def __init__(
-        self, runtime: Runtime, source: Sequence[int], index: int, options: Text2Text, seed: int, called: float
+        self,
+        runtime: Runtime,
+        source: Sequence[int],
+        index: int,
+        options: Text2Text,
+        seed: int,
+        called: float,
+        first: Sequence[int] | None = None,
     ):
-        start = int(runtime.info["decoder_start_token_id"])
-        super().__init__(runtime, [start], options, seed + index, None, called)
+        super().__init__(runtime, first or first_ids(runtime), options, seed + index, None, called)
         self.source, self.index, self._on_result = source, index, options.on_result
 
     def _new_detokenizer(self, tokenizer: Tokenizer) -> IncrementalDetokenizer:
-        """Begins a new text: the decoder's start token is no prompt to continue."""
+        """Begins a new text: what the output begins with is no prompt to continue."""
         return tokenizer.detokenizer((), skip_special_tokens=True, shown=self.options.show_tokens)
 
     def task(self) -> Task[Generation]:
@@ -102,13 +109,17 @@ class EncodedRun(Run):
 
 
 def text2text(
-    runtime: Runtime, sources: Sequence[Sequence[int]], options: Text2Text, seed: int, called: float
+    runtime: Runtime,
+    sources: Sequence[Sequence[int]],
+    options: Text2Text,
+    seed: int,
+    called: float,
+    first: Sequence[int] | None = None,
 ) -> list[Generation]:
-    """The text for each source (ids), decoded together. Arguments and errors as Model.text2text."""
-    require(runtime, "t5", to="turn a text into another")
+    """The text for each source (ids), decoded together. first: EncodedRun's; others and errors as Model.text2text."""
     for source in sources:
         check_source(runtime, len(source))
-    runs = [EncodedRun(runtime, source, i, options, seed, called) for i, source in enumerate(sources)]
+    runs = [EncodedRun(runtime, source, i, options, seed, called, first) for i, source in enumerate(sources)]
     if options.num_beams == 1:
         return run_texts(runtime, runs, options)
     taken, engine = [beam_places(one) for one in runs], Sequences(runtime)
@@ -133,14 +144,3 @@ def check_source(runtime: Runtime, length: int) -> None:
             f"the text has {length} tokens, the encoder takes {most}: shorten it or split it, or load the model with a "
             f"larger n_source"
         )
-
-
-def prefixed(text: str, source: str | None, target: str | None) -> str:
-    """A text with T5's translation prefix in front, if both languages are named.
-
-    Raises:
-        ValueError: only one is named.
-    """
-    if (source is None) != (target is None):
-        raise ValueError("name both languages, source and target, or neither (then the text says itself what to do)")
-    return text if source is None else f"translate {source} to {target}: {text}"

@@ -76,13 +76,23 @@ class ModelSource:
 
     @cached_property
     def kind(self) -> str:
-        """ "whisper", "moonshine", "t5", "chronos" or "chronos-bolt"; "text": a decoder-only language model."""
+        """ "whisper", "moonshine", "chronos" or "chronos-bolt"; "text2text": another encoder-decoder (T5, BART, ...);
+        "text": a decoder-only language model."""
         file = self.file
         if "slimrt.chronos.kind" in file.keys():
             return "chronos-bolt" if file.value("slimrt.chronos.kind") == "bolt" else "chronos"
-        encoder_decoders = {one.name for one in core.architectures() if one.has_encoder}
-        architecture = str(file.value("general.architecture"))
-        return architecture if architecture in encoder_decoders else "text"
+        reads = {one.name: one.encoder for one in core.architectures()}.get(self.architecture, "none")
+        return {"none": "text", "tokens": "text2text"}.get(reads, self.architecture)
+
+    @property
+    def architecture(self) -> str:
+        """GGUF's name of it."""
+        return str(self.file.value("general.architecture"))
+
+    @property
+    def family(self) -> str:
+        """What messages call such a model: by its architecture, or by what it forecasts with."""
+        return self.kind if self.kind.startswith("chronos") else self.architecture
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -10,10 +10,11 @@ from slimrt.runtime.runtime import Runtime
 _USES = {
     "whisper": "slimrt transcribe (from Python transcribe())",
     "moonshine": "slimrt transcribe (from Python transcribe())",
-    "t5": "slimrt text2text or translate (from Python text2text() and translate())",
+    "text2text": "slimrt text2text or translate (from Python text2text() and translate())",
     "chronos": "slimrt forecast (from Python predict_quantiles())",
     "chronos-bolt": "slimrt forecast (from Python predict_quantiles())",
 }
+_NAMES = {"text": "a language model", "text2text": "an encoder-decoder of texts (T5, BART and their kin)"}
 _TEXT = "slimrt generate or chat (from Python generate(), stream() and chat())"
 
 
@@ -25,9 +26,9 @@ def require(runtime: Runtime, *kinds: str, to: str) -> str:
     """
     kind = runtime.source.kind
     if kind not in kinds:
-        what = f"is a {runtime.info['architecture']} model" if kind in ("text", "t5") else f"is a {kind} model"
         raise UnsupportedError(
-            f"{runtime.source.name} {what} and cannot {to}: that takes {' or '.join(kinds)}; "
+            f"{runtime.source.name} is a {runtime.source.family} model and cannot {to}: that takes "
+            f"{' or '.join(_NAMES.get(one, one) for one in kinds)}; "
             f"use {_USES.get(kind, _TEXT)} with this one"
         )
     return kind
@@ -37,7 +38,7 @@ def continues_texts(source: ModelSource) -> None:
     """Raises UnsupportedError for a model with an encoder, whose decoder cannot continue a text without a source."""
     if source.kind != "text":
         raise UnsupportedError(
-            f"{source.name} is a {source.kind} model, and a decoder beside an encoder cannot continue a text by "
+            f"{source.name} is a {source.family} model, and a decoder beside an encoder cannot continue a text by "
             f"itself: use {_USES[source.kind]} with this one"
         )
 

@@ -46,7 +46,7 @@ def runs_of(model: Model, request: TextRequest, plan: Plan, called: float, key: 
     option is not possible."""
     seed, n, runtime = model._seed_of(plan.options.seed), request.n, model._runtime
     try:
-        if runtime.source.kind == "t5":
+        if runtime.source.kind == "text2text":
             runs = list[Run](_encoded(model, request, plan, seed, called))
         elif n == 1:
             runs = [model._run(ids, plan.options, seed + i, None, called) for i, ids in enumerate(plan.prompts)]
@@ -63,13 +63,13 @@ def runs_of(model: Model, request: TextRequest, plan: Plan, called: float, key: 
 
 
 def prompt_of(model: Model, prompt: str | Sequence[int]) -> list[int]:
-    """The ids of a prompt (text or ids): to be continued, or for the encoder of a T5 model."""
+    """The ids of a prompt (text or ids): to be continued, or for the encoder of such a model."""
     runtime = model._runtime
-    return model._source_ids(prompt) if runtime.source.kind == "t5" else as_prompt(runtime, prompt)
+    return model._source_ids(prompt) if runtime.source.kind == "text2text" else as_prompt(runtime, prompt)
 
 
 def _encoded(model: Model, request: TextRequest, plan: Plan, seed: int, called: float) -> Iterator[EncodedRun]:
-    """The runs for a model of the T5 family."""
+    """The runs for an encoder-decoder of texts."""
     given: Any = request.options | {"cache_prompt": False}  # decoder rows depend on the source too
     options = Text2Text(**given)
     for at, ids in enumerate(plan.prompts):
