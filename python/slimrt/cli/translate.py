@@ -18,8 +18,8 @@ def add_flags(flags: Flags) -> None:
 def _languages(flags: Flags) -> None:
     flags.add("--source", metavar="LANGUAGE", help="by the model's own name: English (T5), eng_Latn (NLLB), en_XX "
               "(mBART), en (M2M100)")  # fmt: skip
-    flags.add("--target", metavar="LANGUAGE", help="such as German, deu_Latn, de_DE, de; or fra (Marian, which knows the "
-              "source); without either the text goes in as it is")  # fmt: skip
+    flags.add("--target", metavar="LANGUAGE", help="such as German, deu_Latn, de_DE, de; or fra (Marian, which sees "
+              "the source); without either the text goes in as it is")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
