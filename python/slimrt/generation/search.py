@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.errors import ModelFormatError
-from slimrt.plumbing.numbers import log_normaliser
+from slimrt.plumbing.numbers import largest, log_normaliser
 
 Result = TypeVar("Result")
 Logits = NDArray[np.float32]
@@ -360,7 +360,7 @@ def _continuations(beams: Sequence[_Beam], rows: Logits, rules: Rules, count: in
         if not row.max() < np.inf:  # of NaN the comparison is false, too
             raise ModelFormatError("a logit is NaN or +infinity: the weights (or a logits_processor) are broken")
         normaliser = log_normaliser(row)
-        best = np.argpartition(-row, min(count, len(row)) - 1)[:count]  # of -row: slow on row where many are -inf
+        best = largest(row, count)
         for token in best[np.isfinite(row[best])]:
             logprob = float(row[token]) - normaliser
             options.append((beam.total + logprob, index, int(token), logprob))
