@@ -197,11 +197,17 @@ FORM = "; levels are such as q2@0.5+q4*0.1+sinks=4 (TYPE_K/TYPE_V@PART*SHARE or 
         ("q4/q2+q8", "q4/q2+q8*0.1"), ("recent=7+q3@0.125", "q3@0.125+recent=7"),
         ("sinks=0+q2+q2*1", "q2+q2*1+sinks=0"), ("f16@1+f32*0", "f16+f32*0"),
         ("none+q8*064+sinks=4", "none+q8*64"), ("q2@0.5+eager+q4*64", "q2@0.5+q4*64+eager"), ("none", "none"),
+        ("q2@5E-1+q4*.00005", "q2@0.5+q4*5e-05"), ("q2@1.+q4*00.025e1", "q2+q4*0.25"),
     ],
 )  # fmt: skip
 def test_levels_as_text(text, said):
     found = core.levels("lowrank", text)
     assert found.text == said and core.levels("lowrank", found.text) == found
+
+
+@pytest.mark.parametrize("part", ["0.3", "0.1234567", ".7e-03", "0.12345678901234", "4.9e-9", "123456e-6"])
+def test_parts_are_the_nearest_doubles(part):
+    assert core.levels("lowrank", f"q2@{part}+q4*{part}").of[1].share == float(part)
 
 
 @pytest.mark.parametrize(
@@ -230,6 +236,15 @@ def test_levels_as_text(text, said):
 def test_texts_that_are_no_levels(text, said):
     with pytest.raises(ValueError, match=f"^{re.escape(said + FORM)}$"):
         core.levels("lowrank", text)
+
+
+@pytest.mark.parametrize(
+    "part", [".", "e-1", "1e", "1e-", "0.5.", ".5e-1.0", " 0.5", "0,5", "0x1p-1", "1e999", "1e-999", "0e9999999999"]
+)
+def test_parts_that_are_no_decimals(part):
+    said = f"'q2@{part}': '{part}' is not a number from 0 to 1{FORM}"
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        core.levels("lowrank", f"q2@{part}")
 
 
 @pytest.mark.parametrize("text", ["q5", "q2/q5@0.5", "q2++q4", "Q2", "sink=4"])

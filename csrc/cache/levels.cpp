@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
+#include <string_view>
 #include <utility>
 
 #include "core/error.h"
@@ -23,12 +25,38 @@ std::vector<std::string> parts_of(const std::string& text, char between) {
     return parts;
 }
 
+/// Whether a whole text is an integer.
+template <class Integer>
+bool parse(std::string_view text, Integer& number) {
+    const char* const end = text.data() + text.size();
+    return std::from_chars(text.data(), end, number) == std::from_chars_result{end, {}};
+}
+
+/// Whether a whole text is a decimal without a sign, such as .25 or 5e-05. Not by std::from_chars, whose part
+/// for floats is 19 KB of a wheel, nor by std::strtod, which reads 0,25 where the locale has commas.
+bool parse(std::string_view text, double& number) {
+    const size_t end = std::min(text.find_first_of("eE"), text.size());
+    const size_t point = std::min(text.find('.'), end);
+    int exponent = 0, digits = 0;
+    if (end < text.size() && !parse(text.substr(end + 1), exponent)) return false;
+    number = 0;
+    for (size_t i = 0; i < end; ++i) {
+        if (i == point) continue;
+        if (text[i] < '0' || text[i] > '9') return false;
+        number = 10 * number + (text[i] - '0');
+        ++digits;
+    }
+    const double power = exponent - (point < end ? static_cast<double>(end - point - 1) : 0.0);
+    const double scale = std::pow(10.0, std::fabs(power));  // exact up to 10^22: 0.3 is rounded once
+    const bool positive = number > 0;
+    number = power < 0 ? number / scale : number * scale;
+    return digits > 0 && positive == (number > 0);  // no underflow
+}
+
 template <class Number>
 Number read_number(const std::string& text, const std::string& where, Number low, Number high) {
     Number number{};
-    const char* const end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, number);
-    if (error != std::errc() || stop != end || !(number >= low && number <= high))
+    if (!parse(text, number) || !(number >= low && number <= high))
         fail(ErrorCode::argument, "'", where, "': '", text, "' is not a number from ", low, " to ", high,
              "; ", kForm);
     return number;
