@@ -2,7 +2,8 @@
 
     python benchmarks/translate.py --shape opus-mt --batches 1 8 --beams 1 4 --json out.json
 
-Weights are random, in BART's layout and the shape of opus-mt or NLLB-600M; what comes out means nothing, and takes as long.
+Weights are random, in BART's layout and the shape of opus-mt or NLLB-600M; what comes out means nothing, and takes as
+long.
 Every contestant is a process of its own that loads its model, translates once to warm up, then translates a batch of
 sources of as many tokens as it writes; they take turns, with the pure-read control after each.
 """
