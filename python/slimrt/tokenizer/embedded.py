@@ -26,8 +26,8 @@ MODEL = "huggingface"
 """The value of tokenizer.ggml.model."""
 
 START = "\ue000"
-"""Stands before tokens of the JSON that are only found at the beginning of a text, and before those that are never
-found in one: a character for private use, which texts do not have."""
+"""Stands for the first character of tokens that are only found at the beginning of a text, and begins the names of
+pieces that are never found in one: a character for private use, which texts do not have."""
 
 _JSON = "tokenizer.huggingface.json"
 _PLACES = (None, "first", "last")
@@ -114,7 +114,7 @@ def _ids(found: Mapping[str, int], aliases: list[int], tokens: list[str], unknow
     ids = {text: aliases[id] if aliases else id for text, id in found.items()}
     for text, id in ids.items():
         theirs = tokens[id] if id < len(tokens) else None
-        if theirs != text and not (aliases and (id == unknown or f"{START}{theirs}" == text)):
+        if theirs != text and not (aliases and (id == unknown or theirs and START + theirs[1:] == text)):
             raise ModelFormatError(f"token {id} is {text!r} in {_JSON}, but {theirs!r} in tokenizer.ggml.tokens")
     return ids
 

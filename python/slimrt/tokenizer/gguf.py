@@ -204,21 +204,22 @@ def _space_escape(prefix: bool) -> list[normalizers.Normalizer]:
     return [normalizers.Prepend(SPACE)] * prefix + [normalizers.Replace(" ", SPACE)]
 
 
+def merges_by_score(scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """The merges of SentencePiece's BPE, which merges the adjacent pair whose union has the best score: each way to cut
+    a token into two tokens, ranked by the token's score."""
+    return [
+        (text[:cut], text[cut:])
+        for text in sorted(scores, key=scores.__getitem__, reverse=True)
+        for cut in range(1, len(text))
+        if text[:cut] in scores and text[cut:] in scores
+    ]
+
+
 def _sentencepiece(
     tokens: list[str], scores: list[float], types: list[int], space_prefix: bool
 ) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE, which merges the adjacent pair whose union has the best score.
-
-    Expressed as BPE merges: each way to cut a token into two tokens, ranked by the token's score.
-    """
     normal = {text: scores[id] for id, text in enumerate(tokens) if types[id] == Type.NORMAL}
-    merges = [
-        (text[:cut], text[cut:])
-        for text in sorted(normal, key=normal.__getitem__, reverse=True)
-        for cut in range(1, len(text))
-        if text[:cut] in normal and text[cut:] in normal
-    ]
-    return _characters(tokens, merges, types, space_prefix)
+    return _characters(tokens, merges_by_score(normal), types, space_prefix)
 
 
 def _characters(

@@ -22,11 +22,11 @@ _Value = int | bytes
 
 
 @dataclass(frozen=True)
-class UnigramModel:
-    """A unigram model.
+class SentencePieceModel:
+    """A model that was read.
 
     Attributes:
-        pieces: text, log probability and type (numbers as gguf.TokenType has them) of each token.
+        pieces: text, score (log probability, or rank of a merge) and type (as gguf.TokenType has them) of each token.
         charsmap: the compiled table of character replacements; may be empty.
         space_prefix: a space is put before a text.
         trims: spaces at both ends, and several in a row, are dropped.
@@ -45,23 +45,23 @@ def read_scores(path: Path) -> dict[str, float]:
     return {text: score for text, score, _ in _read(path)[0]}
 
 
-def read_sentencepiece(path: Path) -> UnigramModel:
-    """Read a unigram model.
+def read_sentencepiece(path: Path, kind: str = "unigram") -> SentencePieceModel:
+    """Read a model of one kind: "unigram" or "BPE".
 
     Raises:
         ModelFormatError: not a SentencePiece model, or a truncated one.
-        UnsupportedError: not a unigram model, or one that writes spaces in another way.
+        UnsupportedError: a model of another kind, or one that writes spaces in another way.
     """
     pieces, trainer, normalizer = _read(path)
-    kind = trainer.get(3, 1)
-    if kind != 1:
+    found = trainer.get(3, 1)
+    if _KINDS.get(int(found)) != kind:
         raise UnsupportedError(
-            f"{path}: a SentencePiece model of kind {_KINDS.get(int(kind), kind)}; supported: unigram"
+            f"{path}: a SentencePiece model of kind {_KINDS.get(int(found), found)}; supported: {kind}"
         )
     if not normalizer.get(5, 1) or trainer.get(24, 0):
         raise UnsupportedError(f"{path}: spaces are not written as \u2581 before words, which GGUF cannot say")
     charsmap = normalizer.get(2, b"")
-    return UnigramModel(
+    return SentencePieceModel(
         pieces=pieces,
         charsmap=charsmap if isinstance(charsmap, bytes) else b"",
         space_prefix=bool(normalizer.get(3, 1)),

@@ -16,7 +16,7 @@ from gguf.gguf_writer import GGUFValue
 
 from slimrt.errors import UnsupportedError
 from slimrt.modelfile.gguf import array, boolean, string, uint32
-from slimrt.modelfile.hf import vocabulary_seq2seq
+from slimrt.modelfile.hf import vocabulary_pieces, vocabulary_seq2seq
 from slimrt.modelfile.hf.sentencepiece_model import read_scores
 from slimrt.modelfile.hf.vocabulary_unigram import SENTENCEPIECE_FILES, sentencepiece_fields, unigram_kind
 from slimrt.modelfile.hf.vocabulary_whisper import is_special, with_timestamps
@@ -47,6 +47,10 @@ def vocabulary_fields(directory: Path, arch: str, n_vocab: int) -> tuple[dict[st
         UnsupportedError: a tokenizer that GGUF cannot express; nothing is guessed.
         ModelFormatError: a broken file.
     """
+    if arch in vocabulary_seq2seq.ARCHITECTURES and (directory / "vocab.json").is_file():
+        for file, read in vocabulary_pieces.READERS.items():
+            if (directory / file).is_file():
+                return read(directory, n_vocab)
     if not (directory / "tokenizer.json").is_file():
         if arch == "t5" and any((directory / name).is_file() for name in SENTENCEPIECE_FILES):
             return sentencepiece_fields(directory, n_vocab)

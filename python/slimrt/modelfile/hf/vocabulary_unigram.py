@@ -16,7 +16,7 @@ from gguf.gguf_writer import GGUFValue
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import array, boolean, string, uint32
 from slimrt.modelfile.hf.safetensors_files import read_json
-from slimrt.modelfile.hf.sentencepiece_model import UnigramModel, read_sentencepiece
+from slimrt.modelfile.hf.sentencepiece_model import SentencePieceModel, read_sentencepiece
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 _UNUSED_SCORE = -10000.0
@@ -98,7 +98,7 @@ def sentencepiece_fields(directory: Path, n_vocab: int) -> tuple[dict[str, GGUFV
     return {f"tokenizer.ggml.{key}": value for key, value in fields.items()}, []
 
 
-def _added(directory: Path, model: UnigramModel, n_vocab: int) -> Iterator[tuple[int, str]]:
+def _added(directory: Path, model: SentencePieceModel, n_vocab: int) -> Iterator[tuple[int, str]]:
     """Tokens behind the pieces: those that are named, else T5's sentinels, counted down to <extra_id_0>."""
     settings = _json(directory / "tokenizer_config.json")
     named = {text: id for text, id in _json(directory / "added_tokens.json").items() if isinstance(id, int)}
