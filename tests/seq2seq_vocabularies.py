@@ -37,11 +37,11 @@ def opened(fields: dict) -> slimrt.Tokenizer:
     return slimrt.Tokenizer.from_gguf_fields({key: field.value for key, field in fields.items()})
 
 
-def trained(path: Path, vocab_size: int = 300, **options) -> Path:
+def trained(path: Path, vocab_size: int = 300, more: str = "", **options) -> Path:
     """A SentencePiece model with the usual ids: <unk>, <s>, </s>."""
     pytest.importorskip("sentencepiece").SentencePieceTrainer.train(
-        sentence_iterator=iter(book()), model_prefix=str(path), vocab_size=vocab_size, minloglevel=2,
-        unk_id=0, bos_id=1, eos_id=2, **options,
+        sentence_iterator=iter([*book(), *[more] * 20]), model_prefix=str(path), vocab_size=vocab_size,
+        minloglevel=2, num_threads=1, unk_id=0, bos_id=1, eos_id=2, **options,
     )  # fmt: skip
     path.with_name(path.name + ".model").rename(path)
     return path

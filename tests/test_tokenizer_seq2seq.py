@@ -19,6 +19,7 @@ from seq2seq_vocabularies import PROBES, book, opened, trained
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.hf.sentencepiece_model import read_sentencepiece
 from slimrt.modelfile.hf.vocabulary import vocabulary_fields
+from slimrt.modelfile.source import ModelSource
 from slimrt.tokenizer.languages import languages
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
@@ -147,6 +148,30 @@ def test_tokens_without_a_row(tmp_path):
         vocabulary_fields(directory, "bart", 399)
 
 
+def test_rows_of_tokens_that_the_model_of_a_tokenizer_lists_too(tmp_path):
+    """As BART's own files, whose vocab.json ends with <mask>."""
+    directory = saved(byte_level(), tmp_path)
+    state = json.loads((directory / "tokenizer.json").read_text())
+    state["model"]["vocab"]["<mask>"] = 400
+    (directory / "tokenizer.json").write_text(json.dumps(state))
+    ours = opened(vocabulary_fields(directory, "bart", 400)[0])
+    assert ours.decode(ours.encode("a <mask> b"), skip_special_tokens=True) == "a <mask> b"
+    assert opened(vocabulary_fields(directory, "bart", 401)[0]).encode("<mask>") == [0, 400, 2]
+
+
+def test_marks_that_combine(tmp_path):
+    """They are kept, as SentencePiece does; the library's table loses an accent behind a letter that it replaces."""
+    odd = "\u00e9 \u00c1 na\u00efve \u30ab \u30ac \u30d1 \u0301 \u3099"
+    unigram = read_sentencepiece(trained(tmp_path / "spm", more=odd, normalization_rule_name="nmt_nfkc"))
+    rows = [(text, score) for text, score, _ in unigram.pieces]
+    made = tokenizers.Tokenizer(tokenizers.models.Unigram(rows, 0))
+    made.normalizer = tokenizers.normalizers.Precompiled(unigram.charsmap)
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    made.decoder = decoders.Metaspace(prepend_scheme="always")
+    ours = opened(vocabulary_fields(saved(made, tmp_path), "mbart", 300)[0])
+    assert ours.decode(ours.encode("\uff21\u0301 \uff76\uff9e")) == "\u00c1 \u30ac"
+
+
 def test_directories_without_a_tokenizer_json(tmp_path):
     assert vocabulary_fields(tmp_path, "mbart", 9)[0]["tokenizer.ggml.model"].value == "no_vocab"
     (tmp_path / "sentencepiece.bpe.model").write_bytes(b"")
@@ -162,18 +187,34 @@ def good() -> dict:
     return {key: field.value for key, field in fields.items()}
 
 
-def test_a_file_holds_them(tmp_path):
-    fields, _ = vocabulary_fields(saved(byte_level(), tmp_path), "bart", 410)
-    writer = gguf.GGUFWriter(tmp_path / "vocabulary.gguf", "bart")
+def write(fields: dict, path: Path) -> None:
+    writer = gguf.GGUFWriter(path, "llama")
     for key, field in fields.items():
         writer.add_key_value(key, field.value, field.type, field.sub_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
+
+
+def test_a_file_holds_them(tmp_path):
+    fields, _ = vocabulary_fields(saved(byte_level(), tmp_path), "bart", 410)
+    write(fields, tmp_path / "vocabulary.gguf")
     made = slimrt.Tokenizer(tmp_path / "vocabulary.gguf")
     text = "We hold </s> these <mask> Gr\u00f6\u00dfe"
     assert made.encode(text) == slimrt.Tokenizer(tmp_path).encode(text)
     assert made.vocabulary.prefix == (0,) and made.special_tokens["<mask>"] == 400
+
+
+def test_a_directory_is_read_as_its_file_says(tmp_path, monkeypatch):
+    """Not as its tokenizer.json does, which puts the language of whoever saved it around every text."""
+    directory = with_languages(["fr_XX", "en_XX"], tmp_path, "fr_XX $A </s>", tokenizer_class="MBart50Tokenizer")
+    fields, _ = vocabulary_fields(directory, "mbart", 302)
+    write(fields, tmp_path / "vocabulary.gguf")
+    source = ModelSource(tmp_path / "vocabulary.gguf")
+    assert source.tokenizer.encode("We hold")[0] != 300
+    monkeypatch.setattr(source, "path", directory)
+    del source.tokenizer
+    assert source.tokenizer.encode("We hold")[0] != 300 == slimrt.Tokenizer(directory).encode("We hold")[0]
 
 
 def huge_id(text: str) -> str:
