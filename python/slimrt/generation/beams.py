@@ -48,7 +48,8 @@ def search_beams(engine: Engine, run: Run, called: float) -> Task[list[Generatio
         if limit > 0:
             found = yield from beam_search(
                 engine, sequence, row, rules, run.ends, limit, num_beams=options.num_beams,
-                length_penalty=options.length_penalty, early_stopping=options.early_stopping, on_step=report,
+                length_penalty=options.length_penalty, early_stopping=options.early_stopping, given=run.n_given,
+                on_step=report,
             )  # fmt: skip
     finally:
         engine.free_sequence(sequence)

@@ -32,6 +32,7 @@ class Run:
     """One text being generated.
 
     Attributes:
+        n_given: tokens of the prompt that are the output's, which a beam search counts in its length.
         drafted, accepted: numbers of draft tokens, and of those that were accepted (speculative decoding).
         key: the owner's name; cache_prompt reuses and leaves rows only among texts with the same key.
 
@@ -68,7 +69,7 @@ class Run:
         self.session = session
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
-        self.shifted = self.drafted = self.accepted = 0
+        self.shifted = self.drafted = self.accepted = self.n_given = 0
         self.key = ""
         self.meter = Meter()
         self._own_session = session is None

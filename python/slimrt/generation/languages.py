@@ -47,9 +47,12 @@ def translation(runtime: Runtime, source: str | None, target: str | None) -> Tra
         if source is None or target is None:
             raise ValueError(f"name both languages, source and target: this model needs them, such as {_some(known)}")
         beside, to = _id_of(source, known), _id_of(target, known)
+        starts = f"{runtime.source.architecture}.decoder_starts_with_language"
+        file = runtime.source.file
+        first = [to] if starts in file.keys() and file.value(starts) else [first[0], to]
         if tokenizer.vocabulary.language_token == "last":
-            return Translation(lambda text: [*_inside(tokenizer, text), beside], [to])
-        return Translation(lambda text: [beside, *_inside(tokenizer, text)], [first[0], to])
+            return Translation(lambda text: [*_inside(tokenizer, text), beside], first)
+        return Translation(lambda text: [beside, *_inside(tokenizer, text)], first)
     if known:
         return Translation(_in_front(tokenizer, known, source, target), first)
     if runtime.source.architecture == "t5":

@@ -172,9 +172,15 @@ class Hypothesis:
     logprobs: tuple[float, ...]
     ended: bool
 
-    def score(self, length_penalty: float = 1.0) -> float:
-        """Sum of logprobs / length ** length_penalty; the end token counts in both."""
-        return float(sum(self.logprobs)) / float(max(len(self.logprobs), 1) ** length_penalty)
+    def score(self, length_penalty: float = 1.0, given: int = 0) -> float:
+        """Sum of logprobs / length ** length_penalty; the end token counts in both. given: tokens before these that
+        count in the length."""
+        return _mean(sum(self.logprobs), len(self.logprobs) + given, length_penalty)
+
+
+def _mean(total: float, length: int, length_penalty: float) -> float:
+    """total / length ** length_penalty."""
+    return float(total) / float(max(length, 1) ** length_penalty)
 
 
 class _Running(Generic[Result]):
@@ -302,6 +308,7 @@ def beam_search(
     length_penalty: float = 1.0,
     early_stopping: bool = False,
     patience: float = 1.0,
+    given: int = 0,
     on_step: Callable[[int], object] | None = None,
 ) -> Task[list[Hypothesis]]:
     """Beam search: the most likely sequences found with num_beams hypotheses at a time, best first.
@@ -317,6 +324,7 @@ def beam_search(
         limit: tokens at most.
         patience: num_beams * patience results are waited for, and returned (Kasai et al., "A Call for Clarity in Beam
             Search: How It Works and When It Stops", 2022).
+        given: tokens that began each text without being chosen, and count in its length, as in Hugging Face's.
         on_step: called after each step with the number of tokens of the beams.
 
     Raises:
@@ -333,11 +341,15 @@ def beam_search(
                     found.append(Hypothesis(tokens[:-1], logprobs, True))
                 elif at_limit:
                     found.append(Hypothesis(tokens, logprobs, False))
-            found = sorted(found, key=lambda one: -one.score(length_penalty))[:enough]
+            found = sorted(found, key=lambda one: -one.score(length_penalty, given))[:enough]
             going_on = [one for one in candidates if one[1][-1] not in ends][:num_beams]
             if not found and not going_on:
                 raise ValueError("no token is left to choose: every logit is -infinity")
-            if at_limit or not going_on or _enough(found, going_on[0], enough, length_penalty, early_stopping):
+            if at_limit or not going_on or (early_stopping and len(found) == enough):
+                return found
+            _, longer, _, total = going_on[0]
+            best = _mean(total, len(longer) + given, length_penalty)
+            if len(found) == enough and best <= found[-1].score(length_penalty, given):
                 return found
             if on_step is not None:
                 on_step(len(going_on[0][1]))
@@ -369,15 +381,6 @@ def _continuations(beams: Sequence[_Beam], rows: Logits, rules: Rules, count: in
         (index, (*beams[index].tokens, token), (*beams[index].logprobs, logprob), total)
         for total, index, token, logprob in options[:count]
     ]
-
-
-def _enough(
-    found: Sequence[Hypothesis], best: _Continuation, count: int, length_penalty: float, early_stopping: bool
-) -> bool:
-    if len(found) < count:
-        return False
-    _, tokens, _, total = best
-    return early_stopping or total / len(tokens) ** length_penalty <= found[-1].score(length_penalty)
 
 
 def _forked(engine: Engine, beams: Sequence[_Beam], going_on: Sequence[_Continuation], owned: set[int]) -> list[_Beam]:

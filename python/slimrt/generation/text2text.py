@@ -78,6 +78,7 @@ class EncodedRun(Run):
         first: Sequence[int] | None = None,
     ):
         super().__init__(runtime, first or first_ids(runtime), options, seed + index, None, called)
+        self.n_given = len(self.prompt) - 1
         self.source, self.index, self._on_result = source, index, options.on_result
 
     def _new_detokenizer(self, tokenizer: Tokenizer) -> IncrementalDetokenizer:

@@ -124,12 +124,15 @@ def _vaswani(rows: int, d: int) -> np.ndarray:
 
 
 def _settle(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
-    """The scale of embeddings, computed tables, and the head's bias."""
+    """The scale of embeddings, computed tables, the head's bias, and what an output begins with."""
     d, rows, n_vocab = (values.get(key) for key in ("hidden_size", "max_position_embeddings", "vocab_size"))
     if type(d) is not int or type(rows) is not int or type(n_vocab) is not int:
         raise ModelFormatError("config.json: d_model, max_position_embeddings or vocab_size is not a size")
     if values.get("scale_embedding"):
         values["embedding_scale"] = sqrt(d)
+    start, end = values.get("decoder_start_token_id"), values.get("eos_token_id")
+    values["language_starts"] = start is None or start != end  # in mBART: no language's token is the end's
+    values["decoder_start_token_id"] = end if start is None else start
     positions = {
         "m2m_100": _tensor2tensor(int(values.get("pad_token_id") or 0) + 1),
         "marian": _vaswani,
@@ -171,6 +174,7 @@ BART = Family(
         "max_position_embeddings": 1024,
         "decoder_start_token_id": 2,
         "pad_token_id": 1,
+        "eos_token_id": 2,
     },
     only={
         "activation_function": tuple(ACTIVATIONS),
@@ -199,13 +203,16 @@ MBART = replace(
     arch="mbart",
     outside=_EMBEDDINGS | _EMBEDDING_NORMS | _FINAL_NORMS,
     several=_stacks(_INPUT_NORMS),
+    defaults={key: value for key, value in BART.defaults.items() if key != "decoder_start_token_id"},
+    flags={"decoder_starts_with_language": "language_starts"},
 )
 
 M2M_100 = replace(
     MBART,
     outside=_EMBEDDINGS | _FINAL_NORMS,
     biases={ALWAYS: _BIASES},
-    defaults={**MBART.defaults, "activation_function": "relu", "scale_embedding": True},
+    defaults={**BART.defaults, "activation_function": "relu", "scale_embedding": True},
+    flags={},
     unused_rows={},
     ignored=(*BART.ignored, r"(model\.)?(encoder|decoder)\.embed_positions\.weights"),  # of old files
 )
@@ -213,14 +220,15 @@ M2M_100 = replace(
 PEGASUS = replace(
     MBART,
     outside=_EMBEDDINGS | _FINAL_NORMS,
-    defaults={**MBART.defaults, "decoder_start_token_id": 0, "pad_token_id": 0},
+    defaults={**BART.defaults, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
+    flags={},
     unused_rows={},
 )
 
 MARIAN = replace(
     BART,
     outside=_EMBEDDINGS,
-    defaults={**BART.defaults, "decoder_start_token_id": 58100, "pad_token_id": 58100},
+    defaults={**BART.defaults, "decoder_start_token_id": 58100, "pad_token_id": 58100, "eos_token_id": 0},
     only={**BART.only, "share_encoder_decoder_embeddings": (True,)},
     equal=(*BART.equal, ("vocab_size", "decoder_vocab_size")),
     unused_rows={},
