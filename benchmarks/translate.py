@@ -78,7 +78,7 @@ def slimrt_turn(folder: Path, texts: list[list[int]], beams: int, threads: int, 
         folder / f"{kind}.gguf", n_ctx=2 * N, n_source=N, n_seqs=len(texts) * beams, n_threads=threads, cross=cross,
         progress=False,
     )  # fmt: skip
-    return lambda: model.text2text(texts, max_tokens=N, ignore_eos=True, num_beams=beams, logit_bias={2: -np.inf})
+    return lambda: model.text2text(texts, max_tokens=N, ignore_eos=True, num_beams=beams)
 
 
 def ctranslate2_turn(folder: Path, texts: list[list[int]], beams: int, threads: int, kind: str) -> Callable:

@@ -22,6 +22,7 @@ from slimrt.modelfile.hf.seq2seq_fields import text2text_fields
 
 _SIDES = {"enc": "encoder", "dec": "decoder"}
 _LOGITS_BIAS, _HEAD_BIAS = "final_logits_bias", "lm_head.bias"
+_Table = Callable[[int, int], np.ndarray]  # rows, columns -> float32
 _NEVER = np.float32(-1e4)  # of a logit: finite, so that no comparison of logits sees a difference of infinities
 
 
@@ -69,13 +70,15 @@ class _Whole:
     d: int
     rows: int
     n_vocab: int
-    positions: Callable[[int, int], np.ndarray] | None
+    positions: _Table | None
     never: Sequence[int]
     biased: bool
 
     @property
     def entries(self) -> Mapping[str, Entry]:
         entries = dict(self.source.entries)
+        if not entries:
+            return entries
         any_file = next(iter(entries.values()))
         stem = "model." if any(name.startswith("model.") for name in entries) else ""
         if self.positions:
@@ -103,7 +106,7 @@ class _Whole:
         return bias
 
 
-def _tensor2tensor(first: int) -> Callable[[int, int], np.ndarray]:
+def _tensor2tensor(first: int) -> _Table:
     """M2M100's table: sines, then cosines, of position / 10000^(i / (d / 2 - 1)); the first position is `first`."""
 
     def table(rows: int, d: int) -> np.ndarray:
@@ -124,30 +127,41 @@ def _vaswani(rows: int, d: int) -> np.ndarray:
 
 
 def _settle(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
-    """The scale of embeddings, computed tables, the head's bias, and what an output begins with."""
+    """What outputs begin with, the scale of embeddings, computed tables, and a head's bias for words never chosen."""
     d, rows, n_vocab = (values.get(key) for key in ("hidden_size", "max_position_embeddings", "vocab_size"))
     if type(d) is not int or type(rows) is not int or type(n_vocab) is not int:
         raise ModelFormatError("config.json: d_model, max_position_embeddings or vocab_size is not a size")
+    start = values.get("decoder_start_token_id")
+    values["language_starts"] = start != values.get("eos_token_id")  # in mBART, of which no language is the end
+    values["decoder_start_token_id"] = values.get("bos_token_id") if start is None else start
     if values.get("scale_embedding"):
         values["embedding_scale"] = sqrt(d)
-    start, end = values.get("decoder_start_token_id"), values.get("eos_token_id")
-    values["language_starts"] = start is None or start != end  # in mBART: no language's token is the end's
-    values["decoder_start_token_id"] = end if start is None else start
-    positions = {
-        "m2m_100": _tensor2tensor(int(values.get("pad_token_id") or 0) + 1),
-        "marian": _vaswani,
-        "pegasus": _vaswani,
-    }.get(str(values.get("model_type")))
-    never, biased = _never(values.get("bad_words_ids"), n_vocab), "output" in family.biases[ALWAYS]
+    positions: _Table | None = None
+    if values.get("model_type") == "m2m_100":
+        positions = _tensor2tensor(_padding(values, n_vocab) + 1)
+    elif values.get("model_type") in ("marian", "pegasus"):
+        positions = _vaswani
+    never = _never(values.get("bad_words_ids"), values.get("eos_token_id"), n_vocab)
+    if never:
+        family = replace(family, biases={ALWAYS: (*family.biases[ALWAYS], "output")})
+    biased = "output" in family.biases[ALWAYS]
     return replace(family, stored=lambda source: _Whole(source, d, rows, n_vocab, positions, never, biased)), values
 
 
-def _never(words: Any, n_vocab: int) -> list[int]:
-    """The ids of bad_words_ids: of words of one token each."""
+def _padding(values: Mapping[str, Any], n_vocab: int) -> int:
+    """The id that pads; ModelFormatError: it is none of the vocabulary."""
+    id = values.get("pad_token_id")
+    if type(id) is not int or not 0 <= id < n_vocab:
+        raise ModelFormatError(f"config.json: pad_token_id is {id!r}, not a token of the vocabulary")
+    return id
+
+
+def _never(words: Any, ends: Any, n_vocab: int) -> list[int]:
+    """The ids of bad_words_ids: of words of one token each, but for those that end an output, which stay allowed."""
     words = words or []
-    if any(not isinstance(word, list) or len(word) != 1 for word in words):
+    if not isinstance(words, list) or any(not isinstance(word, list) or len(word) != 1 for word in words):
         raise UnsupportedError(f"bad_words_ids = {words!r} is not supported: only words of one token are")
-    ids = [word[0] for word in words]
+    ids = [word[0] for word in words if word[0] not in (ends if isinstance(ends, list) else [ends])]
     if any(type(id) is not int or not 0 <= id < n_vocab for id in ids):
         raise ModelFormatError(f"bad_words_ids = {words!r} are not ids of the vocabulary")
     return ids
@@ -173,12 +187,14 @@ BART = Family(
         "scale_embedding": False,
         "max_position_embeddings": 1024,
         "decoder_start_token_id": 2,
+        "bos_token_id": 0,
         "pad_token_id": 1,
         "eos_token_id": 2,
     },
     only={
         "activation_function": tuple(ACTIVATIONS),
         "layer_norm_eps": (1e-5,),
+        "scale_embedding": (True, False),
         "is_encoder_decoder": (True,),
     },
     norm_eps=("layer_norm_epsilon", "layer_norm_eps"),
@@ -188,7 +204,7 @@ BART = Family(
         "decoder_start_token_id": "decoder_start_token_id",
         "encoder.context_length": "max_position_embeddings",
     },
-    of_generation=("bad_words_ids",),
+    of_generation=("bad_words_ids", "bos_token_id", "eos_token_id"),
     scales={"embedding_scale": "embedding_scale"},
     equal=(("num_attention_heads", "decoder_attention_heads"), ("intermediate_size", "decoder_ffn_dim")),
     copies=("encoder.embed_tokens", "decoder.embed_tokens"),
@@ -203,7 +219,7 @@ MBART = replace(
     arch="mbart",
     outside=_EMBEDDINGS | _EMBEDDING_NORMS | _FINAL_NORMS,
     several=_stacks(_INPUT_NORMS),
-    defaults={key: value for key, value in BART.defaults.items() if key != "decoder_start_token_id"},
+    defaults={**BART.defaults, "decoder_start_token_id": None},
     flags={"decoder_starts_with_language": "language_starts"},
 )
 

@@ -84,11 +84,11 @@ class Config:
             )
         self.family: Family = family or _MODEL_TYPES[self.model_type]
         usual = {theirs: ours for ours, theirs in self.family.spelling.items()}
-        said = {key: generation[key] for key in self.family.numbers if generation.get(key) is not None}
-        rules = {key: generation[key] for key in self.family.of_generation if generation.get(key) is not None}
+        generated = (*self.family.numbers, *self.family.of_generation)
+        said = {key: generation[key] for key in generated if generation.get(key) is not None}
         # In its own spelling a key counts more: transformers writes some twice.
         own = {usual[key]: value for key, value in values.items() if key in usual}
-        self.values = {**self.family.defaults, **said, **values, **own, **rules}
+        self.values = {**self.family.defaults, **values, **own, **said}
         with values_of(path):
             self._refuse()
             if self.family.settle is not None:

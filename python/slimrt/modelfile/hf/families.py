@@ -95,7 +95,7 @@ class Family:
         several: the stacks of layers, in place of `block` and `layer`, where there is more than one.
         symbols: further symbols of shapes -> config keys.
         numbers: further keys of GGUF -> config keys. scales: the same of numbers with a fraction, where they are not 0.
-        of_generation: keys of how tokens are chosen, which generation_config.json says, or old config.json.
+        of_generation: keys that generation_config.json may say in place of config.json, as it may those of numbers.
         equal: pairs of config keys that must agree, since GGUF has one key for both.
         copies: modules that are the token embedding again, where they are stored.
         unused_rows: modules whose first rows, so many, are never read.
