@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from slimrt.errors import ModelFormatError, UnsupportedError
+import slimrt
+from slimrt.errors import ContextOverflowError, ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import ModelData
 from slimrt.modelfile.hf.directory import read_hf
 
@@ -91,3 +92,12 @@ def test_files_without_tensors(name, seq2seq, tmp_path):
     (tmp_path / "config.json").write_text((seq2seq(name) / "config.json").read_text())
     with pytest.raises(ModelFormatError, match="tensor 'shared.weight' is missing"):
         read_hf(tmp_path)
+
+
+def test_a_source_that_is_too_long(seq2seq):
+    """More room is advised where the table of positions has more."""
+    for n_source, advice in ((40, "shorten it or split it$"), (20, "or load the model with a larger n_source")):
+        with slimrt.Model(seq2seq("m2m_100"), n_source=n_source, progress=False) as model:
+            assert len(model.text2text([5] * n_source, max_tokens=3).tokens) == 3
+            with pytest.raises(ContextOverflowError, match=advice):
+                model.text2text([5] * (n_source + 1))

@@ -80,7 +80,7 @@ GAPS = {  # positions of all but these of n rows
 
 
 @pytest.mark.parametrize("gaps", GAPS)
-@pytest.mark.parametrize("name", ["t5", "t5_v11", "umt5"])
+@pytest.mark.parametrize("name", ["t5", "t5_v11", "umt5", "bart", "m2m_100"])
 def test_rows_at_positions_with_gaps_between(name, gaps, gguf):
     """States and logits are those of the reference: float32 beside float64, as elsewhere."""
     ids, path = source(name), gguf(name)

@@ -32,8 +32,8 @@ def anything(row, tokens):
     pass
 
 
-def every_sequence(logits, source, penalty):
-    """Score and tokens of every sequence that ends, or is as long as it may be; best first."""
+def every_sequence(logits, source, penalty, forced=0):
+    """Score and tokens of every sequence that ends, or is as long as it may be; best first. forced: before it."""
     found = []
 
     def extend(tokens, total):
@@ -41,9 +41,9 @@ def every_sequence(logits, source, penalty):
         for token in range(N):
             score, length = total + logprobs[token], len(tokens) + 1
             if token == END:
-                found.append((score / length**penalty, tuple(tokens)))
+                found.append((score / (forced + length) ** penalty, tuple(tokens)))
             elif length == LIMIT:
-                found.append((score / length**penalty, (*tokens, token)))
+                found.append((score / (forced + length) ** penalty, (*tokens, token)))
             else:
                 extend([*tokens, token], score)
 
@@ -71,15 +71,17 @@ def greedy(engine, source, limit=LIMIT):
     return search(engine, source, lambda sequence, row: follow(sequence, row, anything, sampler, ENDS, limit))
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
+@pytest.mark.parametrize(("penalty", "forced"), [(0.0, 0), (1.0, 0), (1.0, 2)])
 @pytest.mark.parametrize("seed", range(20))
-def test_wide_beams_find_the_best_of_all_sequences(seed, penalty):
+def test_wide_beams_find_the_best_of_all_sequences(seed, penalty, forced):
     engine = ScriptedEngine(toy(seed))
     width = N**LIMIT
-    found = run(engine, [(width, beams(engine, 7, width, length_penalty=penalty))], width)[0]
-    wanted = every_sequence(toy(seed), [7], penalty)
+    found = run(engine, [(width, beams(engine, 7, width, length_penalty=penalty, given=forced))], width)[0]
+    wanted = every_sequence(toy(seed), [7], penalty, forced)
     assert [one.tokens for one in found[:10]] == [tokens for _, tokens in wanted[:10]]
-    np.testing.assert_allclose([one.score(penalty) for one in found[:10]], [s for s, _ in wanted[:10]], atol=1e-5)
+    np.testing.assert_allclose(
+        [one.score(penalty, forced) for one in found[:10]], [s for s, _ in wanted[:10]], atol=1e-5
+    )
     assert not engine.live
 
 

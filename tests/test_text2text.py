@@ -22,15 +22,19 @@ INFO = {"architecture": "t5", "decoder_start_token_id": 0, "n_vocab": N_VOCAB,
         "encoder": {"n_source": 512, "inputs": "tokens", "n_inputs": 0}}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
+def t5_file(directory: Path, **more) -> Path:
     letters = ["\u2581" + c for c in "abcdefghijklmnopqr"] + list("abcdefghijklmnopqr")
     tokens = ["<pad>", "</s>", "<unk>", "\u2581", *letters]
     fields = ggml(model="t5", tokens=tokens, token_type=[3, 3, 2, *[1] * (len(tokens) - 3)],
                   scores=[0.0, 0.0, 0.0, *[-float(i) for i in range(len(tokens) - 3)]],
                   eos_token_id=EOS, padding_token_id=PAD, unknown_token_id=2, add_eos_token=True, add_bos_token=False,
                   add_space_prefix=True, remove_extra_whitespaces=True)  # fmt: skip
-    return write_gguf(tmp_path_factory.mktemp("t5") / "t5.gguf", "t5", fields)
+    return write_gguf(directory / "t5.gguf", "t5", fields | more)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return t5_file(tmp_path_factory.mktemp("t5"))
 
 
 def reversing(source, tokens):
@@ -163,13 +167,16 @@ def tiny_t5():
 @pytest.mark.parametrize("beams", [1, 2, 4])
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
 @pytest.mark.parametrize("early", [False, True])
-def test_results_are_those_of_hugging_face(path, tiny_t5, beams, penalty, early):
+@pytest.mark.parametrize("forced", [None, 7])
+def test_results_are_those_of_hugging_face(tmp_path, tiny_t5, beams, penalty, early, forced):
+    """A forced token is no part of the result, but of the length that a score is divided by."""
     if beams == 1 and (penalty != 1.0 or early):
         pytest.skip("greedy search has neither")
     torch = pytest.importorskip("torch")
     from hf_engine import t5_engine
 
-    model = scripted_model(path, t5_engine(tiny_t5, n_seqs=2 * beams))
+    first = {} if forced is None else {"slimrt.text2text.forced_bos_token_id": forced}
+    model = scripted_model(t5_file(tmp_path, **first), t5_engine(tiny_t5, n_seqs=2 * beams))
     rng = np.random.default_rng(0)
     ended = 0
     for _ in range(8):
@@ -178,8 +185,9 @@ def test_results_are_those_of_hugging_face(path, tiny_t5, beams, penalty, early)
         with torch.no_grad():
             options = {"length_penalty": penalty, "early_stopping": early} if beams > 1 else {}
             theirs = tiny_t5.generate(
-                torch.tensor([source]), num_beams=beams, max_new_tokens=12, do_sample=False, **options
-            )[0].tolist()[1:]
+                torch.tensor([source]), num_beams=beams, max_new_tokens=12 + len(first), do_sample=False,
+                forced_bos_token_id=forced, **options,
+            )[0].tolist()[1 + len(first) :]  # fmt: skip
         wanted = theirs[: theirs.index(EOS)] if EOS in theirs else theirs
         assert list(ours.tokens) == wanted, source
         ended += ours.finish_reason == "stop"

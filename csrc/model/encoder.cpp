@@ -63,10 +63,11 @@ struct Run {
     int64_t first, n, position;
 };
 
-std::vector<Run> runs_of(int64_t first, std::span<const int32_t> positions) {
+/// apart: rows with a gap between them are in different runs.
+std::vector<Run> runs_of(int64_t first, std::span<const int32_t> positions, bool apart) {
     std::vector<Run> runs;
     for (size_t i = 0; i < positions.size(); ++i) {
-        if (i == 0 || positions[i] != positions[i - 1] + 1)
+        if (i == 0 || (apart && positions[i] != positions[i - 1] + 1))
             runs.push_back({first + int64_t(i), 0, positions[i]});
         ++runs.back().n;
     }
@@ -77,11 +78,13 @@ std::vector<Run> runs_of(int64_t first, std::span<const int32_t> positions) {
 
 // Bidirectional attention. A call takes consecutive rows for consecutive positions, which holds within a run
 // only. So call i attends to run i of each input, and each run of queries is placed at its distance from it.
-Encoder::Calls Encoder::calls_of(std::span<const int64_t> lengths, std::span<const int32_t> positions) {
+// Where scores do not depend on distances, an input is one run.
+Encoder::Calls Encoder::calls_of(std::span<const int64_t> lengths, std::span<const int32_t> positions) const {
+    const bool relative = config_.architecture->positions == Positions::relative;
     Calls calls;
     int64_t first = 0;
     for (const int64_t n : lengths) {
-        const std::vector<Run> runs = runs_of(first, positions.subspan(first, n));
+        const std::vector<Run> runs = runs_of(first, positions.subspan(first, n), relative);
         calls.resize(std::max(calls.size(), runs.size()));
         for (size_t i = 0; i < runs.size(); ++i) {
             const Run& seen = runs[i];

@@ -30,7 +30,7 @@ class Encoder {
   private:
     /// Attention calls one after another, whose results are merged by log-sum-exp.
     using Calls = std::vector<std::vector<AttentionSequence>>;
-    static Calls calls_of(std::span<const int64_t> lengths, std::span<const int32_t> positions);
+    Calls calls_of(std::span<const int64_t> lengths, std::span<const int32_t> positions) const;
     void attention(const LayerWeights& w, const Calls& calls, Tensor positions, Scratch& scratch,
                    Tensor x) const;
 

@@ -141,7 +141,13 @@ def check_source(runtime: Runtime, length: int) -> None:
     if length == 0:
         raise ValueError("the text has no tokens: give some text")
     if length > most:
+        more = ", or load the model with a larger n_source" if _can_grow(runtime, most) else ""
         raise ContextOverflowError(
-            f"the text has {length} tokens, the encoder takes {most}: shorten it or split it, or load the model with a "
-            f"larger n_source"
+            f"the text has {length} tokens, the encoder takes {most}: shorten it or split it{more}"
         )
+
+
+def _can_grow(runtime: Runtime, n_source: int) -> bool:
+    """Whether the encoder can take more tokens than that: it has no table of positions, as T5, or a longer one."""
+    architecture = runtime.source.architecture
+    return architecture == "t5" or n_source < int(runtime.source.file.value(f"{architecture}.encoder.context_length"))
