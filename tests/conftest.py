@@ -237,13 +237,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Attention beside rows of every type is slow without a GPU, and tests/cpp has it too. Under sanitizers kernels see
-    every type, models one of each kind: plain rows (f32, f16), rows with a scale (q8), rows in groups (q4)."""
+    every type, models one of each kind: plain rows (f32, f16), rows with a scale (q8), rows in groups (q4); and of
+    encoder-decoders whose layers are the same, one."""
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
         dtype = params.get("dtype")
         if params.get("isa") == "cuda" and dtype in ("bf16", "fp8_e4m3", "fp8_e5m2", "q4"):
             item.add_marker(pytest.mark.slow_emulated)
         if dtype in ("bf16", "fp8_e4m3", "fp8_e5m2") and not item.path.name.startswith("test_kernels"):
+            item.add_marker(pytest.mark.unsanitized)
+        if params.get("name") in ("marian", "m2m_100", "pegasus"):
+            item.add_marker(pytest.mark.slow_emulated)
             item.add_marker(pytest.mark.unsanitized)
 
 
