@@ -78,7 +78,7 @@ def source_ids(runtime: Runtime, text: str) -> list[int]:
     """The encoder's ids for a text in no language. ValueError: the model's texts all have one."""
     tokenizer = runtime.source.tokenizer
     if tokenizer.vocabulary.language_token:
-        raise ValueError("a text of this model is in a language, which has to be named: translate it")
+        raise ValueError("a text of this model is in a language, which has to be named: translate it, or give its ids")
     return tokenizer.encode(text)
 
 

@@ -8,6 +8,7 @@ from slimrt import core
 from slimrt.generation.loop import loop_of
 from slimrt.generation.search import Read, Task
 from slimrt.results import TokenLogprob, TopLogprob
+from slimrt.runtime.kinds import require
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session, check_length
 
@@ -21,7 +22,12 @@ def prompt_logprobs(runtime: Runtime, ids: list[int], n: int) -> tuple[str, list
 
 
 def scored(runtime: Runtime, ids: list[int], n: int) -> Task[tuple[str, list[TokenLogprob]]]:
-    """The same as a task. Raised at once: ContextOverflowError: the text does not fit. ValueError: it has no tokens."""
+    """The same as a task.
+
+    Raised at once: ContextOverflowError: the text does not fit. ValueError: it has no tokens. UnsupportedError: the
+    model has an encoder.
+    """
+    require(runtime, "text", to="score a prompt")
     if not ids:
         raise ValueError("the prompt has no tokens: give some text")
     check_length(len(ids), runtime, "the text")

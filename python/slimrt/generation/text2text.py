@@ -52,10 +52,14 @@ class Text2Text(Options):
     def _check_ranges(self) -> None:
         super()._check_ranges()
         if self.lookup or self.cache_prompt:
-            raise UnsupportedError("an encoder-decoder drafts nothing from its text and reuses no prefixes: leave out "
-                                   f"{'lookup' if self.lookup else 'cache_prompt'}")  # fmt: skip
+            name = "lookup" if self.lookup else "cache_prompt"
+            raise UnsupportedError(
+                f"{name} must be left out: an encoder-decoder drafts nothing from its text and reuses no prefixes"
+            )
         if self.on_overflow != "error":
-            raise UnsupportedError("the context of an encoder-decoder cannot be shifted: leave on_overflow out")
+            raise UnsupportedError(
+                "on_overflow is for language models: the context of an encoder-decoder cannot be shifted"
+            )
 
 
 class EncodedRun(Run):

@@ -8,14 +8,14 @@ from slimrt.modelfile.source import ModelSource
 from slimrt.runtime.runtime import Runtime
 
 _USES = {
-    "whisper": "slimrt transcribe (from Python transcribe())",
-    "moonshine": "slimrt transcribe (from Python transcribe())",
-    "text2text": "slimrt text2text or translate (from Python text2text() and translate())",
-    "chronos": "slimrt forecast (from Python predict_quantiles())",
-    "chronos-bolt": "slimrt forecast (from Python predict_quantiles())",
+    "whisper": "slimrt transcribe (from Python transcribe(), over HTTP /v1/audio/transcriptions)",
+    "moonshine": "slimrt transcribe (from Python transcribe(), over HTTP /v1/audio/transcriptions)",
+    "text2text": "slimrt text2text or translate (from Python text2text() and translate(), over HTTP /v1/completions)",
+    "chronos": "slimrt forecast (from Python predict_quantiles(), over HTTP /v1/forecasts)",
+    "chronos-bolt": "slimrt forecast (from Python predict_quantiles(), over HTTP /v1/forecasts)",
 }
 _NAMES = {"text": "a language model", "text2text": "an encoder-decoder of texts (T5, BART and their kin)"}
-_TEXT = "slimrt generate or chat (from Python generate(), stream() and chat())"
+_TEXT = "slimrt generate or chat (from Python generate(), stream() and chat(), over HTTP /v1/completions)"
 
 
 def require(runtime: Runtime, *kinds: str, to: str) -> str:

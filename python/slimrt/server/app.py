@@ -144,7 +144,7 @@ class Routes:
 
             def read() -> tuple[list[list[int]], str]:
                 request = embedding_request(exchange.path, read_object(body, limits), limits)
-                return [as_prompt(model._runtime, one) for one in request.inputs], request.encoding_format
+                return [prompt_of(model, one) for one in request.inputs], request.encoding_format
 
             try:
                 ids, encoding = await self._service.apart(read)

@@ -60,7 +60,7 @@ class Choice(Protocol):
 def plan_chat(model: Model, request: ChatRequest) -> Plan:
     """The plan of a chat request. Refusal: for the errors of slimrt.openai.tools.constrain."""
     try:
-        require(model._runtime, "text", "text2text", to="chat")  # first: what a model is for, then its template
+        require(model._runtime, "text", to="chat")  # first: what a model is for, then its template
         chat = constrain(model._runtime, request.asked)
     except Exception as error:
         raise refusal_of(error, "messages", request.schema_field) from error
