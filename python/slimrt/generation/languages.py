@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from slimrt.runtime.runtime import Runtime
-from slimrt.tokenizer.languages import languages
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 _FORCED = "slimrt.text2text.forced_bos_token_id"
@@ -42,11 +41,11 @@ def translation(runtime: Runtime, source: str | None, target: str | None) -> Tra
         ValueError: the model needs a language that is not named, or does not know it.
     """
     tokenizer, first = runtime.source.tokenizer, first_ids(runtime)
-    known = languages(tokenizer.vocabulary)
+    known = tokenizer.languages
     if tokenizer.vocabulary.language_token:
         if source is None or target is None:
             raise ValueError(f"name both languages, source and target: this model needs them, such as {_some(known)}")
-        beside, to = _id_of(source, known), _id_of(target, known)
+        beside, to = _id_of("source", source, known), _id_of("target", target, known)
         starts = f"{runtime.source.architecture}.decoder_starts_with_language"
         file = runtime.source.file
         first = [to] if starts in file.keys() and file.value(starts) else [first[0], to]
@@ -93,7 +92,7 @@ def _in_front(
     """As Translation.ids, for a model that reads its target language in front of the text."""
     if source is not None:
         raise ValueError("this model sees by itself which language a text is in: name the target alone")
-    name = None if target is None else next(one for one, id in known.items() if id == _id_of(target, known))
+    name = None if target is None else next(one for one, id in known.items() if id == _id_of("target", target, known))
 
     def ids(text: str) -> list[int]:
         if name is None and not any(text.lstrip().startswith(f">>{one}<<") for one in known):
@@ -103,13 +102,15 @@ def _in_front(
     return ids
 
 
-def _id_of(language: str, known: Mapping[str, int]) -> int:
-    """The id of a language's token. ValueError: none, or several that begin so."""
+def _id_of(name: str, language: str, known: Mapping[str, int]) -> int:
+    """The id of a language's token. name: of the argument. ValueError: none, or several that begin so."""
     matching = [one for one in known if one == language] or [one for one in known if one.split("_")[0] == language]
     if len(matching) == 1:
         return known[matching[0]]
     near = matching or get_close_matches(language, known, _SHOWN, 0.5) or known
-    raise ValueError(f"the model knows no language {language!r}; of the {len(known)} that it knows: {_some(near)}")
+    raise ValueError(
+        f"{name}: the model knows no language {language!r}; of the {len(known)} that it knows: {_some(near)}"
+    )
 
 
 def _some(languages: Collection[str]) -> str:

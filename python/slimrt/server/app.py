@@ -42,7 +42,7 @@ from slimrt.server.protocol import (
 from slimrt.server.service import Service
 from slimrt.server.sounds import Sounds
 from slimrt.server.text import Plan, Scored, plan_chat, plan_completion
-from slimrt.server.texts import Texts, prompt_of, runs_of
+from slimrt.server.texts import Texts, prompt_of, runs_of, translation_of
 from slimrt.tokenizer.tool_format import tool_format
 
 Answer = Callable[[Exchange], Awaitable[None]]
@@ -130,10 +130,10 @@ class Routes:
 
     async def completions(self, exchange: Exchange) -> None:
         async def plan(model: Model, body: bytes) -> tuple[TextRequest, Plan]:
-            request, prompts = await self._service.apart(lambda: self._prompts(model, body))
+            request, prompts, first = await self._service.apart(lambda: self._prompts(model, body))
             if request.echo and request.logprobs is not None:
                 prompts = await self._scored(exchange, model, prompts, max(request.logprobs, 1))
-            return request, plan_completion(model, request, prompts)
+            return request, plan_completion(model, request, prompts, first)
 
         await self._texts(exchange, "cmpl", plan)
 
@@ -247,19 +247,19 @@ class Routes:
             body = await exchange.body()
             await exchange.answer(await self._service.apart(lambda: make(model, read_object(body, limits))))
 
-    def _prompts(self, model: Model, body: bytes) -> tuple[CompletionRequest, list[Scored]]:
-        """A request and its prompts, with their texts if they are echoed."""
+    def _prompts(self, model: Model, body: bytes) -> tuple[CompletionRequest, list[Scored], Sequence[int] | None]:
+        """A request, its prompts, with their texts if they are echoed, and Plan.first."""
         limits = self._service.limits
         request = completion_request("/v1/completions", read_object(body, limits), limits)
-        prompts = []
+        way, prompts = translation_of(model, request), []
         for one in request.prompts:
             try:
-                ids = prompt_of(model, one)
+                ids = way.ids(one) if way and isinstance(one, str) else prompt_of(model, one)
             except Exception as error:
                 raise refusal_of(error, "prompt") from error
             text = one if isinstance(one, str) else model.detokenize(ids) if request.echo else ""
             prompts.append(Scored(ids, text if request.echo else ""))
-        return request, prompts
+        return request, prompts, None if way is None else way.first
 
     async def _scored(self, exchange: Exchange, model: Model, prompts: Sequence[Scored], count: int) -> list[Scored]:
         """The prompts with the log probabilities of their tokens."""

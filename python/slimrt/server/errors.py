@@ -11,7 +11,7 @@ from slimrt.openai.responses import Json
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
-_NAMES = {*GenerateOptions.__annotations__, *TOOLS, "messages", "response_format"}
+_NAMES = {*GenerateOptions.__annotations__, *TOOLS, "messages", "response_format", "source", "target"}
 
 
 class Refusal(Exception):

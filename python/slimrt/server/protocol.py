@@ -28,6 +28,7 @@ IGNORED = frozenset(
 
 _LIBRARY_ONLY = {"logits_processor", "show_tokens", "early_stopping", "length_penalty"}  # options of the library only
 _NUMBERS = {"seed"} | {one.name for one in Options.__dataclass_fields__.values() if type(one.default) in (int, float)}
+_LANGUAGES = ("source", "target")
 _RENAMED = {"mirostat_mode", "response_format"}  # become options of ours
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")  # the last one has no effect
 _LONGEST_NAME = 64
@@ -74,10 +75,12 @@ class ChatRequest(TextRequest):
 
 @dataclass(frozen=True)
 class CompletionRequest(TextRequest):
-    """A request to /v1/completions. prompts: texts or token ids."""
+    """A request to /v1/completions. prompts: texts or token ids. source, target: languages, as Model.translate's."""
 
     prompts: Sequence[str | Sequence[int]]
     echo: bool
+    source: str | None
+    target: str | None
 
 
 @dataclass(frozen=True)
@@ -156,10 +159,11 @@ def completion_request(call: str, given: Json, limits: Limits) -> CompletionRequ
     logprobs = fields.take("logprobs", int)
     if logprobs is not None and not 0 <= logprobs <= _MOST_TOP:
         raise fields.wrong("logprobs", f"logprobs must be from 0 to {_MOST_TOP}, got {logprobs}")
-    common = fields.common(16 if tokens is None else tokens, logprobs)
+    source, target = (fields.take(name, str) for name in _LANGUAGES)
+    common = fields.common(16 if tokens is None else tokens, logprobs, _LANGUAGES)
     if len(prompts) * common["n"] > limits.max_texts:
         raise fields.wrong("n", f"{len(prompts)} prompts times n={common['n']} are more than {limits.max_texts} texts")
-    return CompletionRequest(**common, prompts=prompts, echo=echo)
+    return CompletionRequest(**common, prompts=prompts, echo=echo, source=source, target=target)
 
 
 def embedding_request(call: str, given: Json, limits: Limits) -> EmbeddingRequest:
@@ -213,8 +217,8 @@ class _Fields:
             raise self.wrong(name, f"{name} must be 1 to {most} texts, not {len(texts)}")
         return texts
 
-    def common(self, max_tokens: int | None, logprobs: int | None) -> dict[str, Any]:
-        """The fields of TextRequest; any field left is an option or refused."""
+    def common(self, max_tokens: int | None, logprobs: int | None, also: Collection[str] = ()) -> dict[str, Any]:
+        """The fields of TextRequest; any field left is an option or refused. also: further fields that the call has."""
         n, stream = self.take("n", int), bool(self.take("stream", bool))
         n = 1 if n is None else n
         if not 1 <= n <= self._limits.max_texts:
@@ -230,7 +234,7 @@ class _Fields:
         self._check_bounds()
         return {
             "call": self._call,
-            "options": self._options(max_tokens, logprobs),
+            "options": self._options(max_tokens, logprobs, also),
             "n": n,
             "logprobs": logprobs,
             "stream": stream,
@@ -265,11 +269,11 @@ class _Fields:
         if odd := next((key for key in bias if not re.fullmatch(r"[0-9]{1,9}", key)), None):
             raise self.wrong("logit_bias", f"logit_bias maps token ids to numbers, got '{odd:.80}'")
 
-    def _options(self, max_tokens: int | None, logprobs: int | None) -> GenerateOptions:
+    def _options(self, max_tokens: int | None, logprobs: int | None, also: Collection[str]) -> GenerateOptions:
         for name, value in self._left.items():
             if name in _LIBRARY_ONLY or not (name in OPTIONS or name in REFUSED or name in _RENAMED):
                 raise self.wrong(
-                    name, refusal(self._call, name, (OPTIONS - _LIBRARY_ONLY) | {"max_tokens"}), "unknown_field"
+                    name, refusal(self._call, name, (OPTIONS - _LIBRARY_ONLY) | {"max_tokens", *also}), "unknown_field"
                 )
             if isinstance(value, bool) and name in _NUMBERS:  # bool is a subclass of int
                 raise self.wrong(name, f"{name} must be a number, got {value!r}")

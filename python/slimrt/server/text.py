@@ -33,12 +33,14 @@ class Plan:
         prompts: ids; n texts are generated for each.
         choice: (index of the choice, index of its prompt) -> its Choice.
         details: additional fields of the usage, from the results.
+        first: ids that an encoder-decoder's outputs begin with; None: those that any has.
     """
 
     prompts: Sequence[list[int]]
     options: Options
     choice: Callable[[int, int], Choice]
     details: Callable[[Sequence[Generation]], Json] = lambda _: {}
+    first: Sequence[int] | None = None
 
 
 class Choice(Protocol):
@@ -72,8 +74,10 @@ def plan_chat(model: Model, request: ChatRequest) -> Plan:
     return Plan([chat.ids], Options(**chat.options), lambda index, _: ChatChoice(index, chat, shown), chat.details)
 
 
-def plan_completion(model: Model, request: CompletionRequest, scored: Sequence[Scored]) -> Plan:
-    """The plan of a completion request. scored: each prompt, with what echo shows of it."""
+def plan_completion(
+    model: Model, request: CompletionRequest, scored: Sequence[Scored], first: Sequence[int] | None
+) -> Plan:
+    """The plan of a completion request. scored: each prompt, with what echo shows of it. first: Plan's."""
     bytes_of = model.tokenizer.token_bytes if request.logprobs is not None else None
 
     def shown(tokens: Sequence[TokenLogprob], **before: Any) -> Json | None:
@@ -84,7 +88,7 @@ def plan_completion(model: Model, request: CompletionRequest, scored: Sequence[S
     def choice(index: int, prompt: int) -> Choice:
         return CompletionChoice(index, scored[prompt], shown)
 
-    return Plan([one.ids for one in scored], Options(**request.options), choice)
+    return Plan([one.ids for one in scored], Options(**request.options), choice, first=first)
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,19 @@ from typing import Any
 
 from slimrt.generation.answers import Answer, Root
 from slimrt.generation.generate import Run
+from slimrt.generation.languages import Translation, translation
 from slimrt.generation.text2text import EncodedRun, Text2Text, check_source
 from slimrt.model import Model
 from slimrt.openai.responses import Head, Json
 from slimrt.results import Generation, TokenLogprob
+from slimrt.runtime.kinds import require
 from slimrt.runtime.session import as_prompt
 from slimrt.server.engine_thread import EngineThread, Making, News
 from slimrt.server.errors import refusal_of, timed_out
 from slimrt.server.exchange import ClientGone, Exchange
 from slimrt.server.limits import Limits, Place, Places
 from slimrt.server.metrics import Metrics
-from slimrt.server.protocol import TextRequest
+from slimrt.server.protocol import CompletionRequest, TextRequest
 from slimrt.server.text import Choice, Plan, counts, counts_so_far, measured
 
 _PING_EVERY = 15.0  # seconds of silence after which a comment keeps the connection alive
@@ -68,6 +70,24 @@ def prompt_of(model: Model, prompt: str | Sequence[int]) -> list[int]:
     return model._source_ids(prompt) if runtime.source.kind == "text2text" else as_prompt(runtime, prompt)
 
 
+def translation_of(model: Model, request: CompletionRequest) -> Translation | None:
+    """How an encoder-decoder reads the texts of a request; None: there are none, or the model is another.
+
+    Refusal 400: a language that the model needs is missing; one is named that it does not know or is not told."""
+    runtime, named = model._runtime, "target" if request.source is None else "source"
+    texts = [isinstance(one, str) for one in request.prompts]
+    try:
+        if request.source is not None or request.target is not None:
+            require(runtime, "text2text", to="translate")
+            if not all(texts):
+                raise ValueError("languages are told with texts: a prompt of ids is encoded as it is")
+        if runtime.source.kind != "text2text" or not any(texts):
+            return None
+        return translation(runtime, request.source, request.target)
+    except Exception as error:
+        raise refusal_of(error, named) from error
+
+
 def _encoded(model: Model, request: TextRequest, plan: Plan, seed: int, called: float) -> Iterator[EncodedRun]:
     """The runs for an encoder-decoder of texts."""
     given: Any = request.options | {"cache_prompt": False}  # decoder rows depend on the source too
@@ -75,7 +95,7 @@ def _encoded(model: Model, request: TextRequest, plan: Plan, seed: int, called: 
     for at, ids in enumerate(plan.prompts):
         check_source(model._runtime, len(ids))
         for i in range(request.n):
-            yield EncodedRun(model._runtime, ids, at * request.n + i, options, seed, called)
+            yield EncodedRun(model._runtime, ids, at * request.n + i, options, seed, called, plan.first)
 
 
 class Texts:

@@ -17,6 +17,7 @@ from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.forking import watch
 from slimrt.tokenizer import gguf, hf
 from slimrt.tokenizer.detokenizer import IncrementalDetokenizer
+from slimrt.tokenizer.languages import languages
 from slimrt.tokenizer.vocabulary import Vocabulary, typed
 
 
@@ -138,6 +139,11 @@ class Tokenizer:
         """Names of the tokens that `encode` matches in a text unless parse_special=False."""
         added = self.vocabulary.backend.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if token.special and token.content)
+
+    @cached_property
+    def languages(self) -> Mapping[str, int]:
+        """The code of each language that the model translates from or to -> its token; empty for other models."""
+        return languages(self.vocabulary)
 
     def encode_plain(self, text: str, plain: Callable[[str], str]) -> list[int]:
         """Return the ids of a text whose parts between control tokens are encoded as plain text.
