@@ -64,7 +64,8 @@ def aligned(writer: gguf.GGUFWriter) -> None:
 # ---------------------------------------------------------------- whole models, as small as they can be
 D, HEADS, FF, VOCAB, ROWS = 4, 2, 4, 3, 8  # ROWS: of context, of a source, of buckets
 SPEECH = ("whisper", "moonshine")
-BIASED = ("bloom", "gpt2", "gptneox", "opt", "phi2", "whisper")
+ENCODERS = (*SPEECH, "t5", "bart", "mbart")
+BIASED = ("bart", "bloom", "gpt2", "gptneox", "mbart", "opt", "phi2", "whisper")
 LAYER_NORM = ("phimoe", *BIASED, "cohere2", "command-r", "moonshine", "mpt", "olmo", "openlm", "stablelm")
 UNGATED = (*BIASED, "moonshine", "mpt", "openlm", "phi3", "glm4")
 CONVOLUTIONS = {
@@ -73,10 +74,10 @@ CONVOLUTIONS = {
 }
 EXPERTS = ("deepseek", "deepseek2", "gpt-oss", "granitemoe", "minimax-m2", "mistral4", "olmoe", "phimoe", "qwen2moe",
            "qwen3moe")  # fmt: skip
-ARCHITECTURES = ("bitnet", "bloom", "cohere2", "command-r", "exaone4", "gemma", "gemma2", "gemma3", "gemma4", "glm4",
-                 "gpt2", "gptneox", "granite", "llama", "minicpm", "minicpm3", "mistral3", "moonshine", "mpt", "olmo",
-                 "olmo2", "openlm", "opt", "phi2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "t5", "whisper",
-                 *EXPERTS)  # fmt: skip
+ARCHITECTURES = ("bart", "bitnet", "bloom", "cohere2", "command-r", "exaone4", "gemma", "gemma2", "gemma3", "gemma4",
+                 "glm4", "gpt2", "gptneox", "granite", "llama", "mbart", "minicpm", "minicpm3", "mistral3", "moonshine",
+                 "mpt", "olmo", "olmo2", "openlm", "opt", "phi2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "t5",
+                 "whisper", *EXPERTS)  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 # Latent attention: of a head of K so many columns that do not rotate and that do, of one of V; the latents.
 PLAIN, ROTATING, V, LATENT, Q_LATENT = 2, 2, 2, 3, 2
@@ -142,7 +143,8 @@ def experts(arch: str, n: int = 2) -> Shapes:
 def layer(arch: str, cross: bool, out: str) -> Shapes:
     after = ["post_attention_norm", "post_ffw_norm"]
     one = ["attn_norm"]
-    few = {"exaone4": after, "olmo2": after, "phi2": one, "cohere2": one, "command-r": one}
+    sums = ["attn_output_norm", "layer_output_norm"]
+    few = {"bart": sums, "exaone4": after, "olmo2": after, "phi2": one, "cohere2": one, "command-r": one}
     names = few.get(arch, ["attn_norm", "ffn_norm"])
     if arch in ("gemma2", "gemma3", "gemma4", "glm4"):
         names += after
@@ -151,7 +153,7 @@ def layer(arch: str, cross: bool, out: str) -> Shapes:
     shapes = attention(arch, "attn", f"attn{out}")
     if cross:
         shapes |= attention(arch, "cross_attn", f"cross_attn{out}")
-        names.append("cross_attn_norm")
+        names.append("cross_attn_output_norm" if arch == "bart" else "cross_attn_norm")
     for name in names:
         shapes |= norm(arch, name)
     if arch in EXPERTS:
@@ -167,13 +169,13 @@ def layer(arch: str, cross: bool, out: str) -> Shapes:
 
 
 def shapes_of(arch: str, n_layers: int) -> Shapes:
-    encoder = arch in (*SPEECH, "t5")
+    encoder = arch in ENCODERS
     shapes: Shapes = {"token_embd.weight": (VOCAB, D)}
     for part in ("enc.", "dec.") if encoder else ("",):
         of_layer = layer(arch, part == "dec.", "_o" if encoder else "_output")
         shapes |= {f"{part}blk.{i}.{name}": shape for i in range(n_layers) for name, shape in of_layer.items()}
-        shapes |= norm(arch, f"{part}output_norm")
-        if arch in ("gpt2", "opt", "whisper"):
+        shapes |= norm(arch, f"{part}token_embd_norm" if arch == "bart" else f"{part}output_norm")
+        if arch in ("bart", "gpt2", "mbart", "opt", "whisper"):
             shapes[f"{part}position_embd.weight"] = (ROWS, D)
     if arch == "bloom":
         shapes |= norm(arch, "token_embd_norm")
@@ -253,7 +255,7 @@ def model(writer: gguf.GGUFWriter, changes: dict[str, object], more: Shapes, n_l
     epsilon = "layer_norm_epsilon" if arch in LAYER_NORM else "layer_norm_rms_epsilon"
     sizes = {f"attention.{epsilon}": 1e-5, "block_count": n_layers, "embedding_length": D, "feed_forward_length": FF}
     sizes |= {"context_length": ROWS, "attention.head_count": HEADS, "attention.head_count_kv": HEADS}
-    if arch in (*SPEECH, "t5"):
+    if arch in ENCODERS:
         sizes["encoder.context_length"] = ROWS
     if arch == "t5":
         sizes |= {"attention.relative_buckets_count": ROWS, "attention.relative_max_distance": 16}
