@@ -165,7 +165,7 @@ def tiny_t5():
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("beams", [1, 2, 4])
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("forced", [None, 7])
 def test_results_are_those_of_hugging_face(tmp_path, tiny_t5, beams, penalty, early, forced):
