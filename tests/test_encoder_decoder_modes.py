@@ -23,7 +23,7 @@ from slimrt.folding.cross import folds
 from slimrt.folding.gate import CROSS, SELF, Lossy, check, predicted
 from slimrt.folding.planes import Plane
 from slimrt.folding.report import TOO_LARGE
-from slimrt.folding.weights import projections
+from slimrt.folding.weights import LayerWeights, projections
 from slimrt.modelfile.gguf import Tensor, read_gguf, write_gguf
 from slimrt.modelfile.source import ModelSource
 
@@ -84,6 +84,28 @@ def test_every_legal_combination_is_kv(name, gguf):
         for other in cross:
             bound = max(EXACT, amplified(path, mode, other))
             assert relative(logits(path, name, mode, other), wanted) < bound, (mode, other)
+
+
+@each
+def test_predictions_know_what_an_attention_reads(name, gguf):
+    """Of norms of inputs the layer's own; of norms of sums the last one before, which is the encoder's for cross."""
+    model = read_gguf(gguf(name))
+    sums = MODELS[name].family in ("bart", "marian")
+    assert next(one.norms for one in core.architectures() if one.name == model.arch) == ("sums" if sums else "before")
+    last = f"enc.blk.{model.size('block_count') - 1}.layer_output_norm"
+    wanted = {
+        (SELF, 0): "dec.token_embd_norm" if sums else "dec.blk.0.attn_norm",
+        (SELF, 1): "dec.blk.0.layer_output_norm" if sums else "dec.blk.1.attn_norm",
+        (CROSS, 1): last if sums else "enc.output_norm",
+    }
+    for (part, layer), norm in wanted.items():
+        attention = Attention.of(model) if part == SELF else Attention.cross(model)
+        if layer >= attention.n_layers:
+            continue
+        gain, shift = LayerWeights(model, attention, layer).input_norm()
+        tensors = (model.tensors.get(f"{norm}.{kind}") for kind in ("weight", "bias"))
+        for values, tensor, without in zip((gain, shift), tensors, (1, 0), strict=True):
+            assert np.array_equal(values, np.full(attention.d, without) if tensor is None else tensor.values())
 
 
 def error_of(path, name: str, type_name: str) -> float:

@@ -21,7 +21,7 @@ const char* name_of(Positions positions) {
 }
 
 const char* name_of(Norms norms) {
-    constexpr const char* kNames[] = {"before", "shared", "after", "both"};
+    constexpr const char* kNames[] = {"before", "shared", "after", "both", "sums"};
     return kNames[int(norms)];
 }
 

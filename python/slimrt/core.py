@@ -55,8 +55,8 @@ class Architecture:
         name: general.architecture of its files.
         positions: "learned", "rope_interleaved" (RoPE rotates neighbouring columns), "rope_neox" (columns half a head
             apart), "relative" or "alibi".
-        norms: of attention and FFN: of their inputs ("before"; "shared": one for both), their outputs ("after"), or
-            "both". norm: "rms" or "layer".
+        norms: of attention and FFN: of their inputs ("before"; "shared": one for both), their outputs ("after"),
+            "both", or the sums of both ("sums"). norm: "rms" or "layer".
         qk_norm: norms of q and k, of the kind `norm`: "none", "row" (of whole rows) or "head" (of each head).
         v_norm: each head of V is normed too, without a weight. scaled_scores: by 1 / sqrt(head_dim).
         qkv_bias: "never", "optional" or "required". latent: K and V are computed from a latent (MLA).

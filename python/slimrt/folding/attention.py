@@ -30,6 +30,7 @@ class Attention:
             "head" (each head, Qwen3). layer_norm: by LayerNorm (OpenLM), else by RMS norm.
         blocks, part: prefixes of tensor names: "<blocks><layer>.<part>_q.weight".
         input_norm: name of the norm of the input, without ".weight" or ".bias"; {} stands for the layer's number.
+        norms_sums: it is of a layer's last sum, which the next one reads (the first: normed embeddings).
         scaled: scores are multiplied by 1 / sqrt(head_dim) (all but T5's), or by score_scale if that is not 0.
         alibi: ALiBi's largest bias, from which the slopes of heads follow; 0: no ALiBi.
         clamp: bound on |q|, |k| and |v|; 0: none.
@@ -62,6 +63,7 @@ class Attention:
     blocks: str = "blk."
     part: str = "attn"
     input_norm: str = "blk.{}.attn_norm"
+    norms_sums: bool = False
     scaled: bool = True
     score_scale: float = 0.0
     owners: tuple[int, ...] = ()
@@ -128,7 +130,8 @@ class Attention:
             n_rot=n_rot,
             interleaved=traits.interleaved,
             blocks="dec.blk.",
-            input_norm="dec.blk.{}.attn_norm",
+            input_norm=f"dec.blk.{{}}.{'layer_output_norm' if traits.norms == 'sums' else 'attn_norm'}",
+            norms_sums=traits.norms == "sums",
             scaled=traits.scaled_scores,
         )
 
@@ -142,9 +145,15 @@ class Attention:
         """
         if not _architecture(model).has_encoder:
             raise UnsupportedError(f"architecture '{model.arch}' has no encoder, and so no cross-attention")
-        return replace(
-            cls._of_encoder_decoder(model), rope=False, n_rot=0, part="cross_attn", input_norm="enc.output_norm"
-        )
+        own = cls._of_encoder_decoder(model)
+        last = f"enc.blk.{model.size('block_count') - 1}.layer_output_norm" if own.norms_sums else "enc.output_norm"
+        return replace(own, rope=False, n_rot=0, part="cross_attn", input_norm=last, norms_sums=False)
+
+    def input_norm_of(self, layer: int) -> str:
+        """Name of the norm whose output a layer's attention reads, without ".weight" or ".bias"."""
+        if not self.norms_sums:
+            return self.input_norm.format(layer)
+        return self.input_norm.format(layer - 1) if layer else "dec.token_embd_norm"
 
     @property
     def encoder_decoder(self) -> bool:

@@ -106,7 +106,7 @@ class LayerWeights:
 
     def input_norm(self) -> tuple[np.ndarray, np.ndarray]:
         """Weight and bias of the norm before the attention, float64 [d]; ones and zeros if there is none."""
-        name, d = self.attention.input_norm.format(self.layer), self.attention.d
+        name, d = self.attention.input_norm_of(self.layer), self.attention.d
         gain, shift = self._values(f"{name}.weight"), self._values(f"{name}.bias")
         return (
             np.ones(d) if gain is None else gain.astype(np.float64),
