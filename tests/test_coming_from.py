@@ -32,6 +32,7 @@ FILES = {
     "tale-gqa.gguf": ("draft.gguf",),
     "tale-chronos.gguf": ("chronos.gguf",),
     "months.csv": ("data.csv",),
+    "tale-t5.gguf": ("t5.gguf",),
 }
 
 
@@ -77,7 +78,7 @@ def served(listener, *_, **settings):
 
 def test_there_are_enough():
     assert sum(theirs != "the same" for theirs, _, _ in LINES) >= 60
-    assert len(PROGRAMS) == 3
+    assert len(PROGRAMS) == 4
 
 
 @pytest.mark.parametrize(("theirs", "ours", "state"), COMMANDS, ids=[ours for _, ours, _ in COMMANDS])
@@ -109,9 +110,10 @@ def names(folder):
         slimrt.Model(folder / "chat" / "model.gguf") as m,
         slimrt.Model(folder / "whisper.gguf", n_seqs=8) as w,
         slimrt.Model(folder / "chronos.gguf") as f,
+        slimrt.Model(folder / "t5.gguf", n_seqs=2) as t,
     ):
         values = [float(line.split(",")[1]) for line in (folder / "data.csv").read_text().splitlines()[1:]]
-        yield {"Model": slimrt.Model, "m": m, "w": w, "f": f, "values": values}
+        yield {"Model": slimrt.Model, "m": m, "w": w, "f": f, "t": t, "values": values}
 
 
 @pytest.mark.parametrize(("theirs", "ours", "state"), CALLS, ids=[ours for _, ours, _ in CALLS])
@@ -131,7 +133,7 @@ def test_calls(names, theirs, ours, state):
         assert eval(ours, known) is not None
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=["llama-cpp-python", "faster-whisper", "chronos"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=["llama-cpp-python", "faster-whisper", "chronos", "ctranslate2"])
 def test_programs(program, capsys):
     if "pandas" in program:
         pytest.importorskip("pandas")
