@@ -16,12 +16,15 @@ import pytest
 
 import slimrt
 from conftest import PROMPT, TESTS, third_party
+from seq2seq_vocabularies import opened
 from slimrt import core
 from slimrt.errors import GrammarError
 from slimrt.generation.grammar import MAX_TEXT, Grammar, Matcher, compile_grammar, source_of, vocabulary_of
 from slimrt.generation.masks import MASKS
 from slimrt.generation.schemas import enforceable
+from slimrt.modelfile.hf.vocabulary import vocabulary_fields
 from slimrt.tokenizer.tokenizer import Tokenizer
+from test_tokenizer_pieces import marian_directory
 
 pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")
@@ -365,6 +368,16 @@ def test_other_vocabularies(name):
         text, ended = drawn(grammar, tokenizer, flat, seed)
         assert ended
         jsonschema.validate(json.loads(text.decode()), schema)
+
+
+def test_a_vocabulary_whose_normalizer_drops_control_characters(tmp_path):
+    """As Marian's and T5's do: a text is tokenised as in the middle of another all the same, without a space."""
+    n_tokens = marian_directory(tmp_path)
+    tokenizer = opened(vocabulary_fields(tmp_path, "bart", n_tokens)[0])
+    assert tokenizer.encode("\x02no", False, False) == tokenizer.encode("no", False, False)
+    flat = np.zeros((1, n_tokens), np.float32)
+    grammar = compile_grammar(tokenizer, n_tokens, choice=["no", "none of them"])
+    assert {drawn(grammar, tokenizer, flat, seed)[0] for seed in range(10)} <= {b"no", b"none of them"}
 
 
 def test_a_vocabulary_without_an_end():

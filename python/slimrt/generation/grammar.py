@@ -40,7 +40,8 @@ _MAX_LEXER_STATES = 20_000  # up to 2 kB each
 
 _KEPT, _KEPT_TEXT = 32, 1 << 18  # compiled grammars kept, and their characters: each takes up to some 100 bytes
 
-_PROBE = "\x02"  # text encoded after it is tokenised as in the middle of a text
+# Text encoded after one is tokenised as in the middle of a text. Normalizers drop the first; the others may merge.
+_PROBES = ("\x02", ")", "0")
 
 
 def _import(module: str) -> Any:
@@ -70,13 +71,16 @@ class _Tokens:
             self.ends = [n_vocab]
             self.tokens.append(b"\xffend")
         self.eos_token_id = self.ends[0]
-        self._before = tokenizer.encode(_PROBE, False, False)
+        self._before = {probe: len(tokenizer.encode(probe, False, False)) for probe in _PROBES}
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The ids of a text as in the middle of another one."""
+        """The ids of a text as in the middle of another one; none where the tokenizer changes the text."""
         text = text if isinstance(text, str) else text.decode()
-        ids: list[int] = self._tokenizer.encode(_PROBE + text, False, False)
-        return ids[len(self._before) :]
+        for probe, n_before in self._before.items():
+            ids: list[int] = self._tokenizer.encode(probe + text, False, False)[n_before:]
+            if b"".join(self.tokens[id] for id in ids) == text.encode():
+                return ids
+        return []
 
 
 class Vocabulary:
