@@ -101,3 +101,13 @@ def test_a_source_that_is_too_long(seq2seq):
             assert len(model.text2text([5] * n_source, max_tokens=3).tokens) == 3
             with pytest.raises(ContextOverflowError, match=advice):
                 model.text2text([5] * (n_source + 1))
+
+
+@pytest.mark.parametrize("name", ["bart", "m2m_100"])
+def test_a_bias_of_another_name(name, seq2seq, tmp_path):
+    """transformers does not read one, so a file that has it means another model."""
+    tensors = load_file(seq2seq(name) / "model.safetensors") | {"lm_head.bias": np.ones(109, np.float32)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((seq2seq(name) / "config.json").read_text())
+    with pytest.raises(UnsupportedError, match=r"tensor 'lm_head.bias' (is not such a model's|has no place in)"):
+        read_hf(tmp_path)

@@ -86,6 +86,10 @@ class _Whole:
                 name = f"{stem}{side}.embed_positions.weight"
                 entries.setdefault(name, replace(any_file, dtype="F32", shape=(self.rows, self.d)))
         if self.biased:
+            if own := entries.get(_HEAD_BIAS):
+                raise UnsupportedError(
+                    f"{own.file}: tensor '{_HEAD_BIAS}' is not such a model's, whose head's bias is {_LOGITS_BIAS}"
+                )
             stored = entries.pop(_LOGITS_BIAS, None)
             if stored and stored.shape != (1, self.n_vocab):
                 raise ModelFormatError(
