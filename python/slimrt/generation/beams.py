@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from slimrt.generation.generate import Run
-from slimrt.generation.search import Append, Engine, Hypothesis, Logits, Task, beam_search
+from slimrt.generation.search import Append, Engine, Hypothesis, Task, beam_search
 from slimrt.results import Generation, Timings
 from slimrt.runtime.kinds import places
 
@@ -32,9 +31,6 @@ def search_beams(engine: Engine, run: Run, called: float) -> Task[list[Generatio
     """
     options, prompt, limit = run.options, list(run.prompt), _limit(run)
 
-    def rules(row: Logits, tokens: Sequence[int]) -> None:
-        row[:] = run.adjusted(row, tokens)
-
     def report(n_tokens: int) -> None:
         if options.on_progress is not None:
             options.on_progress("decode", n_tokens, options.max_tokens)
@@ -47,7 +43,7 @@ def search_beams(engine: Engine, run: Run, called: float) -> Task[list[Generatio
         found = [Hypothesis((), (), False)]
         if limit > 0:
             found = yield from beam_search(
-                engine, sequence, row, rules, run.ends, limit, num_beams=options.num_beams,
+                engine, sequence, row, run.adjust, run.ends, limit, num_beams=options.num_beams,
                 length_penalty=options.length_penalty, early_stopping=options.early_stopping, given=run.n_given,
                 on_step=report,
             )  # fmt: skip

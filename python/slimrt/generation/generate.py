@@ -286,12 +286,12 @@ class Run:
             shifted=self.shifted,
         )
 
-    def adjusted(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float32]:
-        """A copy of logits (vocab,) after these tokens with logits_processor and biases applied, for beam search."""
-        logits = self._processed(logits, tokens).copy()
+    def adjust(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> None:
+        """Apply logits_processor and biases to logits (vocab,) after these tokens, in place, for beam search."""
+        if self.options.logits_processor is not None:
+            logits[:] = self._processed(logits, tokens)
         for token, bias in self.options.biases(self.ends).items():
             logits[token] += bias
-        return logits
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """The text of tokens after the prompt; "" without a tokenizer."""
