@@ -65,7 +65,7 @@ def runs_of(model: Model, request: TextRequest, plan: Plan, called: float, key: 
 
 
 def prompt_of(model: Model, prompt: str | Sequence[int]) -> list[int]:
-    """The ids of a prompt (text or ids): to be continued, or for the encoder of such a model."""
+    """The ids of a prompt (text or ids): to be continued, or what an encoder reads."""
     runtime = model._runtime
     return model._source_ids(prompt) if runtime.source.kind == "text2text" else as_prompt(runtime, prompt)
 
