@@ -115,6 +115,9 @@ def test_languages_that_a_model_needs(tmp_path, capsys):
     assert main(["translate", str(tmp_path), "-p", "We hold", "--source", "eng", "--target", "deu", *flags]) == 0
     assert main(["translate", str(tmp_path), "-p", "We hold", *flags]) == 1
     assert re.search("error: name both languages", capsys.readouterr().err)
+    with pytest.raises(SystemExit, match="2"):  # before a model is loaded
+        main(["translate", "none.gguf", "-p", "We hold", "--source", "eng"])
+    assert "--source needs --target" in capsys.readouterr().err
 
 
 def test_languages_in_front_of_a_text(tmp_path):

@@ -23,6 +23,8 @@ def _languages(flags: Flags) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.source is not None and args.target is None:
+        args.usage_error("--source needs --target")
     if args.num_beams is None:
         penalised = any(getattr(args, name) != none for name, none in PENALTIES.items())
         args.num_beams = _NUM_BEAMS if args.temp == 0 and not penalised and not args.stop else 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from slimrt import core
 from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.generation.beams import beam_places, search_beams
 from slimrt.generation.generate import Run, run_texts
@@ -153,5 +154,6 @@ def check_source(runtime: Runtime, length: int) -> None:
 
 def _can_grow(runtime: Runtime, n_source: int) -> bool:
     """Whether the encoder can take more tokens than that: it has no table of positions, as T5, or a longer one."""
-    architecture = runtime.source.architecture
-    return architecture == "t5" or n_source < int(runtime.source.file.value(f"{architecture}.encoder.context_length"))
+    file, name = runtime.source.file, runtime.source.architecture
+    has_table = any(one.name == name and one.positions == "learned" for one in core.architectures())
+    return not has_table or n_source < int(file.value(f"{name}.encoder.context_length"))

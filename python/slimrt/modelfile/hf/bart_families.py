@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.modelfile.hf.encoder_decoders import DECODER_LAYERS, projections
+from slimrt.modelfile.hf.encoder_decoders import DECODER_LAYERS, SPELLING, projections
 from slimrt.modelfile.hf.families import ACTIVATIONS, ALWAYS, Family, Source, Stack
 from slimrt.modelfile.hf.safetensors_files import Entry, as_float32
 from slimrt.modelfile.hf.seq2seq_fields import text2text_fields
@@ -177,13 +177,7 @@ BART = Family(
     outside=_EMBEDDINGS | _EMBEDDING_NORMS,
     several=_stacks(_SUM_NORMS),
     biases={ALWAYS: (*_BIASES, "output")},
-    spelling={
-        "hidden_size": "d_model",
-        "num_hidden_layers": "encoder_layers",
-        "num_decoder_layers": "decoder_layers",
-        "num_attention_heads": "encoder_attention_heads",
-        "intermediate_size": "encoder_ffn_dim",
-    },
+    spelling=SPELLING,
     defaults={
         "activation_function": "gelu",
         "layer_norm_eps": 1e-5,  # PyTorch's; no config says it

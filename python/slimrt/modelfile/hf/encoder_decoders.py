@@ -179,6 +179,15 @@ _WHISPER_CROSS = {
 _WHISPER_FFN = {"ffn_norm": ("final_layer_norm", "d"), "ffn_up": ("fc1", "ff d"), "ffn_down": ("fc2", "d ff")}
 _NORMS = ("output_norm", "attn_norm", "cross_attn_norm", "ffn_norm")
 
+SPELLING = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+    "num_decoder_layers": "decoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+    "intermediate_size": "encoder_ffn_dim",
+}
+"""Of Whisper's and BART's keys."""
+
 WHISPER = Family(
     arch="whisper",
     stem="model.",
@@ -201,14 +210,7 @@ WHISPER = Family(
             *("cross_attn_q", "cross_attn_v", "cross_attn_o", "ffn_up", "ffn_down"),
         )
     },
-    spelling={
-        "hidden_size": "d_model",
-        "num_hidden_layers": "encoder_layers",
-        "num_decoder_layers": "decoder_layers",
-        "num_attention_heads": "encoder_attention_heads",
-        "intermediate_size": "encoder_ffn_dim",
-        "max_position_embeddings": "max_target_positions",
-    },
+    spelling={**SPELLING, "max_position_embeddings": "max_target_positions"},
     defaults={
         "activation_function": "gelu",
         "layer_norm_eps": 1e-5,  # PyTorch's; no config says it
