@@ -16,6 +16,7 @@ from slimrt import core
 from slimrt.generation.loop import Loop
 from slimrt.generation.sequences import Sequences
 from slimrt.modelfile.source import ModelSource
+from slimrt.plumbing.numbers import log_normaliser
 from slimrt.runtime.runtime import Runtime
 from slimrt.tokenizer.tokenizer import Tokenizer
 from vocabularies import ggml
@@ -118,6 +119,14 @@ class ScriptedEngine:
             token = sampler.sample(row, None if masks is None else masks[i])
             chosen.append((token, core.token_logprobs(row, token, n) if n else None))
         return chosen
+
+    def log_normalisers(self, logits) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            return np.array([-np.inf if row.max() == -np.inf else log_normaliser(row) for row in logits])
+
+    def likeliest(self, logits, count) -> np.ndarray:
+        ids = np.argsort(-logits, axis=-1, kind="stable")[:, :count].astype(np.int32)
+        return np.where(np.take_along_axis(logits, ids, axis=-1) > -np.inf, ids, -1)
 
 
 def joint(row: np.ndarray, mask: np.ndarray, start: int) -> np.ndarray:

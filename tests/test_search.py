@@ -11,7 +11,7 @@ import pytest
 from scripted import ScriptedEngine, run
 from slimrt import _core
 from slimrt.generation.search import Append, Encode, Hypothesis, beam_search, follow
-from slimrt.plumbing.numbers import largest, log_softmax
+from slimrt.plumbing.numbers import log_softmax
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -190,13 +190,3 @@ def test_rules_apply_to_every_row():
     assert len(found) == 8 and all(len(set(one.tokens)) == len(one.tokens) for one in found)
     possible = {p for n in range(LIMIT) for p in itertools.permutations(range(4), n)}
     assert all(one.tokens in possible for one in found if one.ended)
-
-
-@pytest.mark.parametrize("n", [1, 5, 63, 64, 65, 1000, 58101])
-def test_the_largest_of_a_row(n):
-    row = np.random.default_rng(n).standard_normal(n).astype(np.float32)
-    row[::3] = -np.inf
-    for count in (1, 8, 200):
-        found = largest(row, count)
-        assert len(set(found.tolist())) == min(count, n)
-        assert np.array_equal(np.sort(row[found]), np.sort(row)[-count:])

@@ -7,12 +7,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "bindings/engine_options.h"
 #include "bindings/sampler.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
+#include "engine/ranking.h"
 #include "model/architecture.h"
 
 namespace slimrt {
@@ -68,6 +70,17 @@ std::vector<int32_t> read_positions(const nb::handle& item) {
 std::span<const std::byte> bytes_of(const Array<const uint8_t>& data) {
     return std::as_bytes(std::span(data.data(), data.size()));
 }
+
+struct LogitRows {
+    explicit LogitRows(const Array<const float>& from) : data(from.data()) {
+        if (from.ndim() != 2) fail(ErrorCode::argument, "logits must be float32 [rows, vocabulary]");
+        n = from.shape(0), width = from.shape(1);
+    }
+    std::span<const float> operator[](int64_t i) const { return {data + size_t(i) * width, width}; }
+
+    const float* data;
+    size_t n, width;
+};
 
 class PyEngine {
     /// The engine for one caller. A child of fork() never gets the lock of a call that another thread was in,
@@ -194,6 +207,29 @@ class PyEngine {
         std::vector<Choice> choices;
         locked([&] { choices = engine_->sample(rows); });
         return choice_list(choices);
+    }
+
+    /// float64 [rows].
+    nb::object log_normalisers(const Array<const float>& logits) {
+        const LogitRows rows(logits);
+        std::vector<double> found(rows.n);
+        locked([&] {
+            engine_->each_row(int64_t(rows.n), [&](int64_t i) { found[i] = log_normaliser(rows[i]); });
+        });
+        return nb::cast(numpy_array(std::move(found), {rows.n}));
+    }
+
+    /// int32 [rows, count], -1 where there are fewer.
+    nb::object likeliest(const Array<const float>& logits, size_t count) {
+        const LogitRows rows(logits);
+        count = std::min(count, rows.width);
+        std::vector<int32_t> found(rows.n * count, -1);
+        locked([&] {
+            engine_->each_row(int64_t(rows.n), [&](int64_t i) {
+                std::ranges::copy(largest(rows[i], count), found.begin() + i * int64_t(count));
+            });
+        });
+        return nb::cast(numpy_array(std::move(found), {rows.n, count}));
     }
 
     nb::object attention_inputs(const Tokens& tokens, const nb::object& on_progress) {
@@ -330,6 +366,8 @@ void bind_engine(nb::module_& m) {
         .def("sample", &PyEngine::sample, nb::arg("logits"), nb::arg("samplers"), nb::kw_only(),
              nb::arg("masks") = nb::none(), nb::arg("logprobs") = nb::none(),
              nb::arg("joint_from") = nb::none())
+        .def("log_normalisers", &PyEngine::log_normalisers, nb::arg("logits"))
+        .def("likeliest", &PyEngine::likeliest, nb::arg("logits"), nb::arg("count"))
         .def("alignment", &PyEngine::alignment, nb::arg("sequence"), nb::arg("tokens"), nb::arg("heads"),
              nb::kw_only(), nb::arg("on_progress") = nb::none())
         .def("attention_inputs", &PyEngine::attention_inputs, nb::arg("ids"), nb::kw_only(),

@@ -194,6 +194,11 @@ std::vector<Choice> Engine::sample(std::span<const RowToSample> rows) {
                        [&](int64_t n, const auto& fn) { backend.run_on_host(n, fn); });
 }
 
+void Engine::each_row(int64_t n, const std::function<void(int64_t row)>& fn) {
+    const OnFastCores place(n_threads_);
+    host().run_on_host(n, [&](int64_t row, int) { fn(row); });
+}
+
 void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const Progress& progress) {
     const int64_t n = int64_t(tokens.size()), d = config().d_model;
     const int sequence = cache().create();

@@ -77,6 +77,8 @@ class Engine {
 
     /// A token for each row, on all threads. See sample_rows().
     std::vector<Choice> sample(std::span<const RowToSample> rows);
+    /// fn(row) for each of n rows of logits, on all threads. fn must not throw.
+    void each_row(int64_t n, const std::function<void(int64_t row)>& fn);
 
     /// The normed attention input of each layer for these tokens, [n_layers, n, d_model] f32.
     void attention_inputs(std::span<const int32_t> tokens, float* out, const Progress& progress);

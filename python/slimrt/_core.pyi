@@ -256,6 +256,13 @@ class Engine:
             Others as Sampler.sample, of the first row that has one; the other rows have moved on.
         """
 
+    def log_normalisers(self, logits: NDArray[np.float32]) -> NDArray[np.float64]:
+        """log(sum(exp(row))) of each row of logits (rows, vocab), on all threads: float64 (rows,), summed in float32;
+        -inf where all logits are, NaN where one is NaN or +infinity."""
+    def likeliest(self, logits: NDArray[np.float32], count: int) -> NDArray[np.int32]:
+        """Ids of the `count` largest logits above -infinity of each row (rows, vocab), on all threads: int32 (rows,
+        min(count, vocab)), largest first, of equal ones the lowest id first; -1 where there are fewer. For rows without
+        NaN."""
     def alignment(
         self,
         sequence: int,

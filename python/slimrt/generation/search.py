@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.errors import ModelFormatError
-from slimrt.plumbing.numbers import largest, log_normaliser
+from slimrt.plumbing.numbers import log_normaliser
 
 Result = TypeVar("Result")
 Logits = NDArray[np.float32]
@@ -54,6 +54,8 @@ class Engine(Protocol):
     def free_sequence(self, sequence: int) -> None: ...
     def fork(self, sequence: int) -> int: ...
     def truncate(self, sequence: int, length: int) -> None: ...
+    def log_normalisers(self, logits: Logits) -> NDArray[np.float64]: ...
+    def likeliest(self, logits: Logits, count: int) -> NDArray[np.int32]: ...
 
 
 @dataclass(frozen=True)
@@ -335,7 +337,7 @@ def beam_search(
     try:
         while True:
             at_limit = len(beams[0].tokens) + 1 >= limit
-            candidates = _continuations(beams, rows, rules, num_beams * (1 + max(len(ends), 1)))
+            candidates = _continuations(engine, beams, rows, rules, num_beams * (1 + max(len(ends), 1)))
             for _, tokens, logprobs, _ in candidates[:num_beams]:
                 if tokens[-1] in ends:
                     found.append(Hypothesis(tokens[:-1], logprobs, True))
@@ -364,18 +366,20 @@ def beam_search(
 _Continuation = tuple[int, tuple[int, ...], tuple[float, ...], float]  # index of the beam, tokens, logprobs, total
 
 
-def _continuations(beams: Sequence[_Beam], rows: Logits, rules: Rules, count: int) -> list[_Continuation]:
+def _continuations(
+    engine: Engine, beams: Sequence[_Beam], rows: Logits, rules: Rules, count: int
+) -> list[_Continuation]:
     """The best `count` continuations of the beams by one token, best first."""
-    options: list[tuple[float, int, int, float]] = []
-    for index, (beam, row) in enumerate(zip(beams, rows, strict=True)):
+    for beam, row in zip(beams, rows, strict=True):
         rules(row, beam.tokens)
-        if not row.max() < np.inf:  # of NaN the comparison is false, too
-            raise ModelFormatError("a logit is NaN or +infinity: the weights (or a logits_processor) are broken")
-        normaliser = log_normaliser(row)
-        best = largest(row, count)
-        for token in best[np.isfinite(row[best])]:
-            logprob = float(row[token]) - normaliser
-            options.append((beam.total + logprob, index, int(token), logprob))
+    normalisers = engine.log_normalisers(rows)
+    if np.isnan(normalisers).any():
+        raise ModelFormatError("a logit is NaN or +infinity: the weights (or a logits_processor) are broken")
+    options: list[tuple[float, int, int, float]] = []
+    for index, tokens in enumerate(engine.likeliest(rows, count)):
+        for token in tokens[tokens >= 0]:
+            logprob = float(rows[index, token]) - float(normalisers[index])
+            options.append((beams[index].total + logprob, index, int(token), logprob))
     options.sort(key=lambda option: (-option[0], option[1], option[2]))
     return [
         (index, (*beams[index].tokens, token), (*beams[index].logprobs, logprob), total)

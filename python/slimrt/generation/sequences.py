@@ -49,6 +49,14 @@ class Sequences:
         with self._runtime.use() as engine:
             engine.truncate(sequence, length)
 
+    def log_normalisers(self, logits: Logits) -> NDArray[np.float64]:
+        with self._runtime.use() as engine:
+            return engine.log_normalisers(logits)
+
+    def likeliest(self, logits: Logits, count: int) -> NDArray[np.int32]:
+        with self._runtime.use() as engine:
+            return engine.likeliest(logits, count)
+
     def alignment(
         self, sequence: int, tokens: NDArray[np.int32], heads: Sequence[tuple[int, int]]
     ) -> NDArray[np.float32]:

@@ -31,27 +31,6 @@ def log_normaliser(logits: NDArray[np.float32]) -> float:
     return float(largest) + float(np.log(np.exp(shares, out=shares).sum()))
 
 
-def largest(row: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-    """Indices of the `count` largest elements of a row (n,), or of all, in no order.
-
-    A partition of all takes long. Of 64 pieces of the row, only columns whose largest is among the columns' `count`
-    largest can have one.
-    """
-    pieces = 64
-    n_columns = len(row) // pieces
-    columns = _first(row[: pieces * n_columns].reshape(pieces, n_columns).max(axis=0), count)
-    among = (np.arange(pieces)[:, None] * n_columns + columns).ravel()
-    among = np.concatenate([among, np.arange(pieces * n_columns, len(row))])
-    return among[_first(row[among], count)]
-
-
-def _first(row: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-    """As `largest`, by a partition."""
-    if count >= len(row):
-        return np.arange(len(row))
-    return np.argpartition(-row, count - 1)[:count]  # of -row: slow on row where many are -inf
-
-
 def surprise_and_divergence(
     logits: NDArray[np.floating], reference: NDArray[np.floating], targets: NDArray[np.integer]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
