@@ -141,13 +141,16 @@ void run_head(const Decoder& decoder, Scratch& scratch, Tensor x, Tensor outputs
     const Tensor result = output == Output::logits   ? logits
                           : output == Output::states ? states
                                                      : Tensor(states.data, DType::I32, states.rows, 1);
+    const bool in_place = output == Output::logits && out && backend.on_host();  // without a copy
     for (int64_t first = 0; first < n; first = next_chunk(first, n, kLogitRows, backend.dry())) {
         const int64_t some = std::min(kLogitRows, n - first);
         backend.gather(x, outputs.cols_of(first, some), states.rows_of(0, some));
         decoder.final_norm(states.rows_of(0, some));
-        if (output != Output::states) decoder.logits(states.rows_of(0, some), logits.rows_of(0, some));
-        if (output == Output::tokens) backend.likeliest(logits.rows_of(0, some), result.rows_of(0, some));
-        if (!out) continue;
+        const Tensor to = in_place ? Tensor(out + first * logits.cols, DType::F32, some, logits.cols)
+                                   : logits.rows_of(0, some);
+        if (output != Output::states) decoder.logits(states.rows_of(0, some), to);
+        if (output == Output::tokens) backend.likeliest(to, result.rows_of(0, some));
+        if (!out || in_place) continue;
         backend.download(out + first * result.cols, result, result.rows_of(0, some).bytes());
         for (int64_t i = first; output == Output::tokens && i < first + some; ++i)
             if (std::bit_cast<int32_t>(out[i]) < 0)
