@@ -228,6 +228,7 @@ def test_quantised_weights_that_change_become_f16(tmp_path):
     assert {t.tensor_type.name for t in gguf.GGUFReader(out).tensors} == {"F32", "Q8_0"}
 
 
+@pytest.mark.unsanitized
 def test_the_result_is_folded_and_verified(tmp_path):
     """All else is done to the merged model: errors are measured on it, and logits compared with its own."""
     base = Path(__file__).parent.parent / "models" / "tale-llama.gguf"
