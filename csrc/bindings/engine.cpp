@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "bindings/engine_options.h"
+#include "bindings/reused_memory.h"
 #include "bindings/sampler.h"
 #include "core/error.h"
 #include "core/thread_pool.h"
@@ -120,6 +121,7 @@ class PyEngine {
         const EngineOptions options = read_options(args);
         const nb::gil_scoped_release release;
         engine_ = std::make_unique<Engine>(open_file(from), options, extra);
+        results_.emplace(size_t(options.cache.n_seqs) * size_t(engine_->width_of(Output::logits)));
     }
 
     nb::object append(const nb::sequence& items, bool all_logits,
@@ -148,14 +150,14 @@ class PyEngine {
         Array<float> given;
         std::vector<float> made;
         if (out.is_none())
-            made.resize(rows * width);
+            made = results_->take(rows * width);
         else if (!nb::try_cast(out, given, false) || given.ndim() != 2 || given.shape(0) < rows ||
                  given.shape(1) != width)
             fail(ErrorCode::argument, "out must be a float32 array [", rows, " or more, ", width,
                  "], without gaps, that may be written to");
         float* const to = out.is_none() ? made.data() : given.data();
         locked([&] { engine_->append(list, output, to, checked_progress(on_progress)); });
-        if (out.is_none()) return nb::cast(numpy_array(std::move(made), {rows, width}));
+        if (out.is_none()) return nb::cast(results_->array(std::move(made), {rows, width}));
         return out[nb::slice(rows)];
     }
 
@@ -316,6 +318,7 @@ class PyEngine {
 
   private:
     std::unique_ptr<Engine> engine_;
+    std::optional<ReusedMemory> results_;  // a row for each sequence
     std::mutex mutex_;
     const unsigned forks_ = forks_seen();
 };
