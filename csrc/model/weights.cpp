@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <set>
 
 #include "cache/prepare.h"
 #include "core/error.h"
 #include "model/cache_choice.h"
 #include "model/ffn.h"
+#include "model/file_tensors.h"
 #include "model/latent.h"
 #include "model/layer_embedding.h"
 #include "model/position_bias.h"
@@ -27,6 +27,7 @@ class Loader final : public TensorSource {
     Loader(const GgufFile& file, const ModelConfig& config, std::span<Backend* const> backends,
            const ExtraTensors& extra, int64_t n_source)
         : file_(file),
+          tensors_(file, config),
           c_(config),
           arch_(*config.architecture),
           backends_(backends),
@@ -55,15 +56,15 @@ class Loader final : public TensorSource {
         if (arch_.positions == Positions::relative) load_relative_bias(part, choices.n_ctx, true, w_.layers);
         if (arch_.positions == Positions::alibi) load_alibi(choices.n_ctx);
         load_head(part);
-        refuse_unused();
+        tensors_.refuse_unused();
         return std::move(w_);
     }
 
     Tensor matrix(const std::string& name, int64_t rows, int64_t cols, Presence presence = Presence::required,
                   int64_t part = 0) override {
-        const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
+        const Tensor* t = tensors_.find(name, presence);
         if (!t) return {};
-        require_shape(name, *t, rows, cols);
+        tensors_.require_shape(name, *t, rows, cols);
         const auto native = [this](DType dtype) { return backend_->native(dtype); };
         const Tensor held = memory_.hold(name, *t, held_type(file_, name, part ? part : rows, native));
         if (held.data != t->data && !backend_->dry()) file_.let_go(*t);
@@ -72,9 +73,9 @@ class Loader final : public TensorSource {
     }
 
     Tensor vectors(const std::string& name, int64_t rows, int64_t n, Presence presence) override {
-        const Tensor* t = presence == Presence::never ? nullptr : find(name, presence);
+        const Tensor* t = tensors_.find(name, presence);
         if (!t) return {};
-        require_shape(name, *t, rows, n);
+        tensors_.require_shape(name, *t, rows, n);
         return t->dtype == DType::F32 ? memory_.in_place(*t) : memory_.unpacked(name, *t, DType::F32);
     }
 
@@ -105,7 +106,7 @@ class Loader final : public TensorSource {
     Tensor load_fold(int layer, const Fold& fold) {
         const auto& [suffix, rows, cols, required, planned, scale] = fold;
         const std::string name = block_prefix(c_, layer) + suffix;
-        if (file_.tensors().count(name))
+        if (tensors_.has(name))
             return rows == 1 ? vector(name, cols, Presence::required) : matrix(name, rows, cols);
         const Tensor* const given = given_fold(name, fold);
         if (!given && !required && !(planned && backend_->dry())) return {};
@@ -117,9 +118,10 @@ class Loader final : public TensorSource {
     /// The same of a required matrix, in f16 with a scale for each row.
     Tensor halved_fold(int layer, const Fold& fold, Tensor* scale) {
         const std::string name = block_prefix(c_, layer) + fold.suffix;
-        const bool stored = file_.tensors().count(name);
-        const Tensor* const values = stored ? find(name, Presence::required) : given_fold(name, fold);
-        if (stored) require_shape(name, *values, fold.rows, fold.cols);
+        const bool stored = tensors_.has(name);
+        const Tensor* const values =
+            stored ? tensors_.find(name, Presence::required) : given_fold(name, fold);
+        if (stored) tensors_.require_shape(name, *values, fold.rows, fold.cols);
         if (stored && values->dtype != DType::F32) return matrix(name, fold.rows, fold.cols);
         const Tensor held = memory_.halved(name, fold.rows, fold.cols, values, scale);
         if (!stored) return held;
@@ -131,7 +133,7 @@ class Loader final : public TensorSource {
     const Tensor* given_fold(const std::string& name, const Fold& fold) const {
         const auto it = extra_.find(name);
         if (it != extra_.end()) {
-            require_shape(name, it->second, fold.rows, fold.cols);
+            tensors_.require_shape(name, it->second, fold.rows, fold.cols);
             return &it->second;
         }
         if (fold.required && !(fold.planned && backend_->dry()))
@@ -198,12 +200,12 @@ class Loader final : public TensorSource {
         for (size_t i = 0; i < layers.size(); ++i) {
             const std::string name = concat(part, "blk.", i, ".attn_rel_b.weight");
             const Presence presence = i == 0 ? Presence::required : Presence::optional;
-            const Tensor* buckets = find(name, presence);
+            const Tensor* buckets = tensors_.find(name, presence);
             if (!buckets) {
                 layers[i].attn.relative_bias = layers[0].attn.relative_bias;
                 continue;
             }
-            require_shape(name, *buckets, c_.relative_buckets, c_.n_heads);
+            tensors_.require_shape(name, *buckets, c_.relative_buckets, c_.n_heads);
             const Tensor values =
                 buckets->dtype == DType::F32 ? *buckets : memory_.unpacked(name, *buckets, DType::F32);
             const Tensor bias = memory_.own(DType::F32, c_.n_heads, n_distances, MemoryKind::derived, name);
@@ -244,9 +246,9 @@ class Loader final : public TensorSource {
     }
 
     float layer_scale(const std::string& name) {
-        const Tensor* t = arch_.layer_scale == Presence::never ? nullptr : find(name, arch_.layer_scale);
+        const Tensor* t = tensors_.find(name, arch_.layer_scale);
         if (!t) return 1;
-        require_shape(name, *t, 1, 1);
+        tensors_.require_shape(name, *t, 1, 1);
         if (t->dtype != DType::F32 || !std::isfinite(t->f32()[0]))
             fail(ErrorCode::format, file_.path(), ": tensor '", name, "' does not hold a number in f32");
         return t->f32()[0];
@@ -326,8 +328,8 @@ class Loader final : public TensorSource {
         load_output(c, p, a);
         a.q_norm = qk_norm(p + "_q_norm.weight", c.norms_heads ? c.head_dim : q);
         for (const char* unread : {"_k.weight", "_v.weight", "_k.bias", "_v.bias", "_k_norm.weight"})
-            find(p + unread, Presence::optional);
-        if (file_.tensors().count(p + "_qkv.weight")) {
+            tensors_.find(p + unread, Presence::optional);
+        if (tensors_.has(p + "_qkv.weight")) {
             a.q = matrix(p + "_qkv.weight", all, c_.d_model, arch_.fused_qkv, c.head_dim).rows_of(0, q);
             const Tensor bias = vector(p + "_qkv.bias", all, arch_.qkv_bias);
             if (bias) a.q_bias = bias.cols_of(0, q);
@@ -339,9 +341,8 @@ class Loader final : public TensorSource {
 
     Norm embedding_norm(const std::string& part) {
         const std::string name = part + "token_embd_norm";
-        const bool there =
-            arch_.embedding_norm == Presence::required ||
-            (arch_.embedding_norm == Presence::optional && file_.tensors().count(name + ".weight"));
+        const bool there = arch_.embedding_norm == Presence::required ||
+                           (arch_.embedding_norm == Presence::optional && tensors_.has(name + ".weight"));
         return there ? norm(name) : Norm{};
     }
 
@@ -357,56 +358,8 @@ class Loader final : public TensorSource {
                 vector(name + ".bias", width, presence(biased)), true};
     }
 
-    const Tensor* find(const std::string& name, Presence presence) {
-        const auto it = file_.tensors().find(name);
-        if (it != file_.tensors().end()) {
-            used_.insert(name);
-            return &it->second;
-        }
-        if (presence == Presence::required)
-            fail(ErrorCode::format, file_.path(), ": tensor '", name, "' is missing (architecture '",
-                 arch_.name, "' needs it)");
-        return nullptr;
-    }
-
-    void require_shape(const std::string& name, const Tensor& t, int64_t rows, int64_t cols) const {
-        if (t.rows != rows || t.cols != cols)
-            fail(ErrorCode::format, file_.path(), ": tensor '", name, "' is [", t.rows, ", ", t.cols,
-                 "], expected [", rows, ", ", cols, "] from the metadata");
-    }
-
-    /// Folded tensors of all modes: a file may hold those of modes that are not in use.
-    std::set<std::string> fold_names() const {
-        std::set<std::string> names;
-        for (int layer = 0; layer < c_.n_layers; ++layer)
-            for (const bool cross : {false, true})
-                for (const CacheMode* mode : cache_modes(cross))
-                    for (const Fold& fold : mode->folds(attention_config(c_, layer, cross)))
-                        names.insert(block_prefix(c_, layer) + fold.suffix);
-        return names;
-    }
-
-    /// Whether a tensor is of an MTP layer.
-    bool is_mtp(const std::string& name) const {
-        for (int layer = c_.n_layers; layer < c_.n_layers + c_.n_mtp_layers; ++layer)
-            if (name.starts_with(block_prefix(c_, layer))) return true;
-        return false;
-    }
-
-    /// A tensor that is ignored might change what the model computes.
-    void refuse_unused() const {
-        const std::set<std::string> folds = fold_names();
-        for (const auto& [name, tensor] : file_.tensors()) {
-            const bool known = used_.count(name) || folds.count(name) || name.starts_with("rope_") ||
-                               name.ends_with(".attn_rot_embd") || name.starts_with("slimrt.") ||
-                               is_mtp(name);
-            if (!known)
-                fail(ErrorCode::unsupported, file_.path(), ": tensor '", name,
-                     "' is not part of architecture '", arch_.name, "' as slimrt knows it");
-        }
-    }
-
     const GgufFile& file_;
+    FileTensors tensors_;
     const ModelConfig& c_;
     const Architecture& arch_;
     std::span<Backend* const> backends_;  // by layer
@@ -414,7 +367,6 @@ class Loader final : public TensorSource {
     const ExtraTensors& extra_;
     int64_t n_source_;
     std::vector<float> encoder_channel_sizes_;  // with an encoder
-    std::set<std::string> used_;
     Weights w_;
     WeightMemory memory_{*backend_, w_};
 };

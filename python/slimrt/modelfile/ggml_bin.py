@@ -23,7 +23,7 @@ from slimrt.modelfile.gguf import ModelData, array, boolean, string, uint32
 from slimrt.modelfile.hf.config import Config
 from slimrt.modelfile.hf.directory import read_tensors
 from slimrt.modelfile.hf.encoder_decoders import WHISPER
-from slimrt.modelfile.hf.families import Family, Stack
+from slimrt.modelfile.hf.family import Family, Stack
 from slimrt.modelfile.hf.safetensors_files import Entry
 from slimrt.modelfile.hf.vocabulary_whisper import END, merges_of_ranks, restored, special_tokens
 from slimrt.plumbing.files import is_ggml_bin

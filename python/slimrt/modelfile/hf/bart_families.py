@@ -16,7 +16,8 @@ import numpy as np
 
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.hf.encoder_decoders import DECODER_LAYERS, SPELLING, projections
-from slimrt.modelfile.hf.families import ACTIVATIONS, ALWAYS, Family, Source, Stack
+from slimrt.modelfile.hf.families import ACTIVATIONS
+from slimrt.modelfile.hf.family import ALWAYS, Family, Source, Stack
 from slimrt.modelfile.hf.safetensors_files import Entry, as_float32
 from slimrt.modelfile.hf.seq2seq_fields import text2text_fields
 

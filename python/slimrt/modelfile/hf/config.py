@@ -14,7 +14,8 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.hf.bart_families import BART_FAMILIES
 from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS, REFUSED_CLASSES
 from slimrt.modelfile.hf.experts import EXPERTS
-from slimrt.modelfile.hf.families import FAMILIES, Family, Stack
+from slimrt.modelfile.hf.families import FAMILIES
+from slimrt.modelfile.hf.family import Family, Stack
 from slimrt.modelfile.hf.gpt_families import GPT_FAMILIES
 from slimrt.modelfile.hf.latent import LATENT
 from slimrt.modelfile.hf.layered_families import LAYERED_FAMILIES

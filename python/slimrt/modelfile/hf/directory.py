@@ -18,7 +18,8 @@ from gguf.gguf_writer import GGUFValue
 from slimrt.errors import UnsupportedError
 from slimrt.modelfile.gguf import F32, ModelData, Tensor, array, boolean, float32, string, uint32
 from slimrt.modelfile.hf.config import Config, Sizes, values_of
-from slimrt.modelfile.hf.families import ACTIVATIONS, Source
+from slimrt.modelfile.hf.families import ACTIVATIONS
+from slimrt.modelfile.hf.family import Source
 from slimrt.modelfile.hf.layout import Layout
 from slimrt.modelfile.hf.multimodal import TextPart
 from slimrt.modelfile.hf.peft import CONFIG, Adapted, Peft

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from slimrt.modelfile.hf.families import ALWAYS, Family, Stack
+from slimrt.modelfile.hf.family import ALWAYS, Family, Stack
 from slimrt.modelfile.hf.seq2seq_fields import chronos_fields, whisper_fields
 
 BOLT = "ChronosBoltModelForForecasting"

@@ -9,7 +9,8 @@ from typing import Any
 
 from slimrt.modelfile.gguf import uint32
 from slimrt.modelfile.hf import gpt_oss
-from slimrt.modelfile.hf.families import ALWAYS, LLAMA, MISTRAL, QWEN2, Family, Stack
+from slimrt.modelfile.hf.families import LLAMA, MISTRAL, QWEN2
+from slimrt.modelfile.hf.family import ALWAYS, Family, Stack
 from slimrt.modelfile.hf.llama_families import GRANITE, QWEN3
 
 _PROJECTIONS = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from slimrt.errors import UnsupportedError
-from slimrt.modelfile.hf.families import ALWAYS, GELU, GPT_NEOX, Family
+from slimrt.modelfile.hf.families import GELU, GPT_NEOX
+from slimrt.modelfile.hf.family import ALWAYS, Family
 
 
 def _bloom(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.modelfile.hf.families import Family, Source
+from slimrt.modelfile.hf.family import Family, Source
 from slimrt.modelfile.hf.safetensors_files import Entry
 
 DEFAULTS = {

@@ -16,7 +16,8 @@ from gguf.gguf_writer import GGUFValue
 from slimrt.errors import UnsupportedError
 from slimrt.modelfile.gguf import float32
 from slimrt.modelfile.hf.experts import DEEPSEEK
-from slimrt.modelfile.hf.families import LLAMA, Family
+from slimrt.modelfile.hf.families import LLAMA
+from slimrt.modelfile.hf.family import Family
 from slimrt.modelfile.hf.layered_families import growth_of_q
 from slimrt.modelfile.hf.llama_families import MINICPM
 from slimrt.modelfile.hf.rope import said_of_rope

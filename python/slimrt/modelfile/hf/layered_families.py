@@ -9,7 +9,8 @@ from math import sqrt
 from typing import Any
 
 from slimrt.errors import UnsupportedError
-from slimrt.modelfile.hf.families import LLAMA, MISTRAL, OLMO2, Family
+from slimrt.modelfile.hf.families import LLAMA, MISTRAL, OLMO2
+from slimrt.modelfile.hf.family import Family
 from slimrt.modelfile.hf.llama_families import COHERE, GEMMA, QWEN3
 from slimrt.modelfile.hf.rope import by_kinds_of_layers, said_of_rope
 

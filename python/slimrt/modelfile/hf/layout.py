@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, quants
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import F32, Tensor
 from slimrt.modelfile.hf.config import Config, Sizes
-from slimrt.modelfile.hf.families import ALWAYS, Source, Stack
+from slimrt.modelfile.hf.family import ALWAYS, Source, Stack
 from slimrt.modelfile.hf.safetensors_files import DTYPES, Entry, as_float32, as_stored
 
 # What an Entry's dtype becomes: safetensors' names, and those of GGML's quantised types. Of integers no weight is made:

@@ -8,7 +8,8 @@ from math import sqrt
 from typing import Any
 
 from slimrt.errors import UnsupportedError
-from slimrt.modelfile.hf.families import ALWAYS, LLAMA, QWEN2, Family
+from slimrt.modelfile.hf.families import LLAMA, QWEN2
+from slimrt.modelfile.hf.family import ALWAYS, Family
 
 QWEN3 = replace(
     QWEN2,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from slimrt.errors import ModelFormatError
-from slimrt.modelfile.hf.families import Source
+from slimrt.modelfile.hf.family import Source
 from slimrt.modelfile.hf.safetensors_files import Entry
 
 
