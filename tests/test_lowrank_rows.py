@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -245,6 +249,25 @@ def test_parts_that_are_no_decimals(part):
     said = f"'q2@{part}': '{part}' is not a number from 0 to 1{FORM}"
     with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
         core.levels("lowrank", f"q2@{part}")
+
+
+@pytest.mark.unsanitized  # a Python of its own
+def test_a_decimal_comma_of_the_program_around_is_in_no_text(tmp_path):
+    """What a file says of levels is read wherever it was written."""
+    if shutil.which("localedef") is None:
+        pytest.skip("localedef is missing")
+    (tmp_path / "comma").write_text('LC_NUMERIC\ndecimal_point ","\nthousands_sep ""\ngrouping -1\nEND LC_NUMERIC\n')
+    subprocess.run(["localedef", "-c", "-i", tmp_path / "comma", tmp_path / "xx_XX"], capture_output=True, check=False)
+    program = """import locale
+from slimrt import core
+locale.setlocale(locale.LC_NUMERIC, "xx_XX")
+assert locale.str(0.5) == "0,5"
+found = core.levels("lowrank", "q2@0.5+q4*5e-05")
+assert found.text == "q2@0.5+q4*5e-05" and core.levels("lowrank", found.text) == found, found"""
+    told = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"LOCPATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert told.returncode == 0, told.stderr
 
 
 @pytest.mark.parametrize("text", ["q5", "q2/q5@0.5", "q2++q4", "Q2", "sink=4"])

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <string_view>
 #include <utility>
 
@@ -104,12 +103,6 @@ Level read_level(const std::string& text) {
 
 size_t bits_of(DType type) { return 8 * head_bytes(type, kBlockTokens).elements / kBlockTokens; }
 
-std::string number(double x) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.6g", x);
-    return text;
-}
-
 }  // namespace
 
 Levels parse_levels(const std::string& text, const Levels& usual) {
@@ -172,8 +165,8 @@ std::string to_text(const Levels& levels, const Levels& usual) {
         text += concat(text.empty() ? "" : "+", level.part == 0 ? kForgotten : dtype_info(level.type_k).name);
         if (level.part == 0) continue;
         if (level.type_v != level.type_k) text += concat("/", dtype_info(level.type_v).name);
-        if (level.part != 1) text += concat("@", number(level.part));
-        if (i > 0) text += level.rows > 0 ? concat("*", level.rows) : concat("*", number(level.share));
+        if (level.part != 1) text += concat("@", level.part);
+        if (i > 0) text += level.rows > 0 ? concat("*", level.rows) : concat("*", level.share);
     }
     if (levels.sinks != usual.sinks) text += concat("+sinks=", levels.sinks);
     if (levels.recent != usual.recent) text += concat("+recent=", levels.recent);

@@ -1,5 +1,6 @@
 #include "core/error.h"
 
+#include <clocale>
 #include <cstdio>
 
 namespace slimrt {
@@ -10,7 +11,11 @@ void append(std::string& to, unsigned long long number) { to += std::to_string(n
 void append(std::string& to, double number) {
     char digits[32];
     std::snprintf(digits, sizeof digits, "%g", number);
-    to += digits;
+    std::string text = digits;
+    // A file's metadata is written by this, too: always with a point, whatever the host program's locale has.
+    const std::string_view point = std::localeconv()->decimal_point;
+    if (const size_t at = text.find(point); at != std::string::npos) text.replace(at, point.size(), ".");
+    to += text;
 }
 
 }  // namespace slimrt
