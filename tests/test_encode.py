@@ -121,7 +121,7 @@ def test_positions_that_cannot_be(gguf):
         ([0, 1, 2], ValueError, "a source of 4 rows has 3 positions"),
         ([0, 2, 2, 3], ValueError, "positions must ascend .*row 2 is at 2"),
         ([-1, 0, 1, 2], ValueError, "positions must ascend .*row 0 is at -1"),
-        ([0, 1, 2, 16], ContextOverflowError, "a row at position 16, the last that there is room for is 15"),
+        ([0, 1, 2, 16], ContextOverflowError, "position 16, the last that there is room for is 15: .* raise n_source"),
     ]:
         with pytest.raises(error, match=why):
             one.encode([(one.new_sequence(), ids, np.array(positions, np.int32))])
@@ -133,6 +133,14 @@ def test_positions_that_cannot_be(gguf):
     other = engine(gguf("whisper"))
     with pytest.raises(ValueError, match="positions are for rows of tokens or embeddings"):
         other.encode([(other.new_sequence(), source("whisper"), np.arange(100, dtype=np.int32))])
+
+
+def test_a_table_of_positions_is_not_advised_to_grow(gguf):
+    """BART's has 40."""
+    for n_source, advice in ((0, "cut the source$"), (16, "cut the source, or raise n_source$")):
+        one = engine(gguf("bart"), n_source=n_source)
+        with pytest.raises(ContextOverflowError, match=f"there is room for: {advice}"):
+            one.encode([(one.new_sequence(), np.ones(41, np.int32))])
 
 
 def test_an_exception_leaves_no_source(gguf):

@@ -53,6 +53,12 @@ def test_a_prompt_that_does_not_fit_is_answered_alike(tiny, learned):
             model.generate([3] * 100)
 
 
+def test_a_bench_beyond_the_positions_is_not_advised_a_larger_context(run, learned):
+    for depth, advice in ((8, "raise it, or lower -d, -p or -n"), (100, "lower -d, -p or -n")):
+        err = run("bench", learned, "-p", 8, "-n", 4, "-d", depth, "-c", 8)[2]
+        assert f"need a context of {depth + 8}, --ctx is 8: {advice}\n" in err
+
+
 def test_a_context_beyond_the_trained_one_is_told(run, tiny, caplog):
     said = "512 tokens is longer than the 256 that tiny.gguf was trained on"
     with caplog.at_level("INFO", "slimrt"):

@@ -309,7 +309,8 @@ void KvCache::require_room(Growth growth) const {
     for (const auto& [id, n] : growth)
         if (const int64_t length = find(id).length + skipped(id); length + n > n_ctx_)
             fail(ErrorCode::context_overflow, "the context is full: ", length, " tokens are cached and ", n,
-                 " more do not fit in n_ctx ", n_ctx_, ". Raise n_ctx (--ctx) or truncate");
+                 " more do not fit in n_ctx ", n_ctx_,
+                 ": truncate, or raise n_ctx (--ctx) if the model has positions for more");
     for (int g = 0; g < n_groups(); ++g)
         for (int c = 0; c < groups_[g].regions.n_classes; ++c)
             require_free(groups_[g], c, blocks_wanted(g, c, growth));

@@ -18,6 +18,12 @@ void softmax(float* scores, int64_t n) {
     for (int64_t i = 0; i < n; ++i) scores[i] = float(scores[i] / sum);
 }
 
+/// The end of a message on a source that is longer than n_source: a table of positions has an end.
+const char* remedy(const ModelConfig& c, int64_t n_source) {
+    const bool grows = !c.architecture->encoder_positions || n_source < c.n_source_train;
+    return grows ? ": cut the source, or raise n_source" : ": cut the source";
+}
+
 }  // namespace
 
 int Engine::create() { return cache().create(); }
@@ -53,8 +59,8 @@ int64_t Engine::encoder_rows(const EncoderInput& input) const {
     if (n < 1) fail(ErrorCode::argument, "a source of ", input.rows, " rows is too short for the encoder");
     if (n > most)
         fail(ErrorCode::context_overflow, "a source of ", input.rows, " rows gives ", n,
-             " rows of the encoder's output, more than the ", most,
-             " there is room for: cut the source, or raise n_source");
+             " rows of the encoder's output, more than the ", most, " there is room for",
+             remedy(config(), most));
     return n;
 }
 
@@ -73,7 +79,7 @@ void Engine::require_positions(const EncoderInput& input) const {
                  positions[i]);
     if (const int64_t most = decoder_->options().n_source; positions.back() >= most)
         fail(ErrorCode::context_overflow, "a source has a row at position ", positions.back(),
-             ", the last that there is room for is ", most - 1, ": cut the source, or raise n_source");
+             ", the last that there is room for is ", most - 1, remedy(config(), most));
 }
 
 void Engine::require_not_encoded(const EncodeItem& item) {

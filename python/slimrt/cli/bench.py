@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     choices = _choices(args)
     for choice in choices:
         check_cache(source, choice)
-    n_ctx = _context(args, max(depths))
+    n_ctx = _context(args, max(depths), source.n_ctx_limit)
     bench, code = Bench(args, source, n_ctx), 0
     try:
         bench.load(choices)
@@ -311,13 +311,15 @@ def _choices(args: argparse.Namespace) -> list[CacheChoice]:
     return [CacheChoice.of(**cache_arguments(args))] if args.compare is None else caches_to_compare(args)
 
 
-def _context(args: argparse.Namespace, depth: int) -> int:
-    """The context needed for the largest depth, in whole blocks. ValueError: --ctx is smaller."""
+def _context(args: argparse.Namespace, depth: int, limit: int | None) -> int:
+    """The context needed for the largest depth, in whole blocks. limit: ModelSource.n_ctx_limit. ValueError: --ctx is
+    smaller."""
     needed = depth + max(args.n_prompt, args.n_gen, 1)
     if args.ctx is not None and args.ctx < needed:
+        grows = "raise it, or " if limit is None or needed <= limit else ""
         raise ValueError(
             f"a depth of {depth} and {needed - depth} tokens after it need a context of {needed}, --ctx is {args.ctx}: "
-            "raise it, or lower -d, -p or -n"
+            f"{grows}lower -d, -p or -n"
         )
     return int(args.ctx or whole_blocks(needed))
 

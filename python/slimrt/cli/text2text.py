@@ -22,6 +22,7 @@ from slimrt.cli.common import (
 from slimrt.cli.flags import Collect
 from slimrt.cli.sampling import sampling_arguments
 from slimrt.generation.text2text import Text2Text
+from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing import progress
 from slimrt.plumbing.files import decode_text
 from slimrt.results import Generation
@@ -82,7 +83,8 @@ def transform(args: argparse.Namespace, sources: Sequence[str], **languages: str
     given = [i for i, source in enumerate(sources) if source.strip() or len(sources) == 1]
     at_once, n = args.parallel or min(len(given), _AT_ONCE), len(given)
     output = _Output(args, sources, given)
-    with open_model(args, model_source(args), args.ctx or 0, n_seqs=at_once * args.num_beams) as model:
+    file = model_source(args)
+    with open_model(args, file, args.ctx or 0, n_seqs=at_once * args.num_beams) as model:
         shown = n > 1 and progress.wanted(show_progress(args))
         with progress.bar(shown, n, "texts", "text") as update:
 
@@ -97,7 +99,7 @@ def transform(args: argparse.Namespace, sources: Sequence[str], **languages: str
                 output.interrupted()
                 raise
             finally:
-                output.end()
+                output.end(file, model.n_ctx)
     return 0
 
 
@@ -133,17 +135,20 @@ class _Output:
             note(self._args, f"slimrt: interrupted: {self.n_done} of {self._n} texts are done"
                  + "; an empty line stands for one that is not" * holes)  # fmt: skip
 
-    def end(self) -> None:
+    def end(self, file: ModelSource, n_ctx: int) -> None:
         """Print results that were held back because earlier ones are missing, and note truncated texts."""
         for index in range(self._turn, max(self._results, default=-1) + 1):
             self._print(index)
         if self._begun and self._args.json and self._several:
             self._write("\n]\n")
-        cut = sum(one.finish_reason in ("length", "context") for one in self._results.values())
-        if cut:
-            with progress.aside():
-                note(self._args, f"slimrt: {cut} of {self.n_done} texts are cut off at {self._args.n_predict} tokens "
-                     "or a full context; -n and --ctx make room")  # fmt: skip
+        reasons = [one.finish_reason for one in self._results.values()]
+        with progress.aside():
+            if cut := reasons.count("length"):
+                note(self._args, f"slimrt: {cut} of {self.n_done} texts are cut off at {self._args.n_predict} tokens; "
+                     "-n makes room")  # fmt: skip
+            if cut := reasons.count("context"):
+                note(self._args, f"slimrt: {cut} of {self.n_done} texts are cut off at a full context; "
+                     f"{file.more_context(n_ctx)}")  # fmt: skip
 
     @property
     def _several(self) -> bool:

@@ -87,8 +87,8 @@ class SlimrtLM(TemplateLM):
         start = len(fed) - len(continuation)  # the token before the continuation predicts its first token
         if start < 0:
             raise slimrt.ContextOverflowError(
-                f"a continuation has {len(continuation)} tokens, the context holds {self.model.n_ctx}: load the model "
-                "with a larger n_ctx"
+                f"a continuation has {len(continuation)} tokens, the context holds {self.model.n_ctx}: "
+                f"{self.model._runtime.source.more_context(self.model.n_ctx)}"
             )
         pairs = enumerate(zip(session.tokens, fed[:start], strict=False))
         known = next((at for at, (held, wanted) in pairs if held != wanted), min(session.length, start))
