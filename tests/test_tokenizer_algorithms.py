@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import struct
 import unicodedata
@@ -184,6 +186,12 @@ class TestUnigram:
         assert tokenizer.eos_id not in tokenizer.encode("a</s>b", add_special_tokens=False, parse_special=False)
         assert tokenizer.encode("a</s>").count(tokenizer.eos_id) == 1
         assert max(tokenizer.encode("<s>a</s>")) < tokenizer.vocab_size
+
+    def test_its_table_goes_to_another_process(self):
+        tokenizer, text = Tokenizer.from_gguf_fields(unigram_fields()), "\uff21\u0301 \ufb01ne  x</s>"
+        for copied in (pickle.loads(pickle.dumps(tokenizer)), copy.deepcopy(tokenizer)):
+            for special in (True, False):
+                assert copied.encode(text, parse_special=special) == tokenizer.encode(text, parse_special=special)
 
     def test_an_unknown_character_costs_ten_more_than_the_unlikeliest_piece(self):
         """Not than the rows of padding behind them, which converters give -10000."""

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -169,7 +171,11 @@ def test_marks_that_combine(tmp_path):
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     made.decoder = decoders.Metaspace(prepend_scheme="always")
     ours = opened(vocabulary_fields(saved(made, tmp_path), "mbart", 300)[0])
-    assert ours.decode(ours.encode("\uff21\u0301 \uff76\uff9e")) == "\u00c1 \u30ac"
+    text = "\uff21\u0301 \uff76\uff9e"
+    assert ours.decode(ours.encode(text)) == "\u00c1 \u30ac"
+    twin = pickle.loads(pickle.dumps(ours))
+    for copied in (twin, copy.deepcopy(ours), copy.deepcopy(twin)):
+        assert copied.encode(text) == ours.encode(text)
 
 
 def test_directories_without_a_tokenizer_json(tmp_path):

@@ -6,9 +6,12 @@ one is an entry: the accent after a full-width letter, the voicing mark after a 
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Any
 
 import numpy as np
+from tokenizers import normalizers
 
 from slimrt.errors import ModelFormatError
 
@@ -72,3 +75,18 @@ class Charsmap:
 
     def _replacement(self, start: int) -> str:
         return self._replacements[start : self._replacements.index(0, start)].decode(errors="replace")
+
+
+def exact(step: normalizers.Normalizer) -> normalizers.Normalizer:
+    """A normalizer in which a Charsmap is in place of the library's table; the library cannot write (pickle) it.
+
+    Raises:
+        ModelFormatError: as Charsmap.
+    """
+    if isinstance(step, normalizers.Sequence):
+        parts = json.loads(step.__getstate__())["normalizers"]
+        return normalizers.Sequence([exact(step[at]) for at in range(len(parts))])
+    if isinstance(step, normalizers.Precompiled):
+        table = base64.b64decode(json.loads(step.__getstate__())["precompiled_charsmap"], validate=True)
+        return normalizers.Normalizer.custom(Charsmap(table))
+    return step

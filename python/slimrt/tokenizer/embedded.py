@@ -7,17 +7,15 @@ the JSON are not those of the model, tokenizer.slimrt.aliases: for each of them 
 
 from __future__ import annotations
 
-import base64
 import json
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
-from tokenizers import normalizers
 
 from slimrt.errors import ModelFormatError
-from slimrt.tokenizer.charsmap import Charsmap
+from slimrt.tokenizer.charsmap import exact
 from slimrt.tokenizer.fields import Fields, Type
 from slimrt.tokenizer.hf import decoding
 from slimrt.tokenizer.vocabulary import Vocabulary, end_of_generation, typed
@@ -76,6 +74,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
         aliases={got: ids[text] for text, got in backend.get_vocab().items() if got != ids.get(text, got)},
         unknown_texts={tokens[id]: id for id in missing},
         language_token=place,
+        exact_charsmap=True,
     )
 
 
@@ -98,7 +97,7 @@ def _backend(text: str) -> tuple[tokenizers.Tokenizer, dict[str, int]]:
         backend.no_truncation()
         backend.no_padding()
         if backend.normalizer is not None:
-            backend.normalizer = _exact(backend.normalizer)
+            exact(backend.normalizer)  # checked here, and put in place by the Tokenizer
         found = {piece: id for piece, id in backend.get_vocab().items() if not piece.startswith(secret)}
     return backend, found | added
 
@@ -117,14 +116,3 @@ def _ids(found: Mapping[str, int], aliases: list[int], tokens: list[str], unknow
         if theirs != text and not (aliases and (id == unknown or theirs and START + theirs[1:] == text)):
             raise ModelFormatError(f"token {id} is {text!r} in {_JSON}, but {theirs!r} in tokenizer.ggml.tokens")
     return ids
-
-
-def _exact(step: normalizers.Normalizer) -> normalizers.Normalizer:
-    """A normalizer with slimrt's own SentencePiece table, since the library's loses marks that combine."""
-    if isinstance(step, normalizers.Sequence):
-        parts = json.loads(step.__getstate__())["normalizers"]
-        return normalizers.Sequence([_exact(step[at]) for at in range(len(parts))])
-    if isinstance(step, normalizers.Precompiled):
-        table = base64.b64decode(json.loads(step.__getstate__())["precompiled_charsmap"], validate=True)
-        return normalizers.Normalizer.custom(Charsmap(table))
-    return step

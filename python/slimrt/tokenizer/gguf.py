@@ -121,6 +121,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
         chat_template=ggml.chat_template(),
         aliases=aliases,
         chat_templates=ggml.chat_templates(),
+        exact_charsmap=True,
     )
 
 
@@ -249,7 +250,10 @@ def _unigram(
     ]
     backend = tokenizers.Tokenizer(models.Unigram(pieces, special_ids["unk"], Type.BYTE in types))
     charsmap = ggml.bytes("precompiled_charsmap")
-    steps = [normalizers.Normalizer.custom(Charsmap(charsmap))] if charsmap else []
+    steps: list[normalizers.Normalizer] = []
+    if charsmap:
+        Charsmap(charsmap)  # checked here, and put in place by the Tokenizer
+        steps = [normalizers.Precompiled(charsmap)]
     if ggml.flag("remove_extra_whitespaces", True):
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     backend.normalizer = normalizers.Sequence(steps + _space_escape(space_prefix))

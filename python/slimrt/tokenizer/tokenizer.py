@@ -6,16 +6,19 @@ import os
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+import tokenizers
 from tokenizers import Encoding, pre_tokenizers
 
 from slimrt.errors import ModelFormatError
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.forking import watch
 from slimrt.tokenizer import gguf, hf
+from slimrt.tokenizer.charsmap import exact
 from slimrt.tokenizer.detokenizer import IncrementalDetokenizer
 from slimrt.tokenizer.languages import languages
 from slimrt.tokenizer.vocabulary import Vocabulary, typed
@@ -73,13 +76,23 @@ class Tokenizer:
         self.special_tokens = {vocabulary.tokens[id]: id for id in sorted(vocabulary.control)}
         self.chat_template = vocabulary.chat_template
         self.chat_templates = dict(vocabulary.chat_templates)
+        self._written = vocabulary.backend.normalizer if vocabulary.exact_charsmap else None
+        if self._written is not None:
+            vocabulary.backend.normalizer = exact(self._written)
         # parse_special is a setting of the backend, not an argument of its encode.
         self._lock = threading.Lock()
         watch(self)
 
     def __getstate__(self) -> Vocabulary:
-        """What is pickled, such as for encode() in another process."""
-        return self.vocabulary
+        """What is pickled, such as for encode() in another process: with a normalizer that the library can write."""
+        if self._written is None:
+            return self.vocabulary
+        backend = self.vocabulary.backend
+        with self._lock:
+            ours, backend.normalizer = backend.normalizer, self._written
+            text = backend.to_str()
+            backend.normalizer = ours
+        return replace(self.vocabulary, backend=tokenizers.Tokenizer.from_str(text))
 
     def __setstate__(self, vocabulary: Vocabulary) -> None:
         self._adopt(vocabulary)

@@ -56,6 +56,7 @@ class Vocabulary:
         unknown_texts: text that is unknown to the backend -> its id, for tokens of the vocabulary that it lacks.
         language_token: where a text in one of several languages has the language's token (`languages`): "first", or
             "last", behind the suffix; None: it has none.
+        exact_charsmap: SentencePiece's table is applied as by SentencePiece (`charsmap.exact`), not as by the library.
     """
 
     backend: tokenizers.Tokenizer
@@ -73,6 +74,7 @@ class Vocabulary:
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     unknown_texts: Mapping[str, int] = field(default_factory=dict)
     language_token: str | None = None
+    exact_charsmap: bool = False
 
     def token_bytes(self, id: int) -> bytes:
         """Return the bytes of one token; empty for an id without a token.
