@@ -380,6 +380,33 @@ def test_a_vocabulary_whose_normalizer_drops_control_characters(tmp_path):
     assert {drawn(grammar, tokenizer, flat, seed)[0] for seed in range(10)} <= {b"no", b"none of them"}
 
 
+@pytest.mark.parametrize(
+    ("constraint", "words"),
+    [
+        ({"json_schema": {"type": "object"}}, "json_schema: every text that matches has '{', which no token of this"),
+        ({"grammar": 'start: "a" "{" "b"'}, "grammar: every text that matches has '{', which no token of this model"),
+    ],
+)
+def test_what_a_vocabulary_cannot_write_is_refused_before_anything_is_computed(constraint, words):
+    """T5's has no braces."""
+    tokenizer = Tokenizer(MODELS / "tale-t5.gguf")
+    with pytest.raises(GrammarError, match=f"^{words}"):
+        compile_grammar(tokenizer, tokenizer.vocab_size, **constraint)
+    with pytest.raises(GrammarError, match="^no text matches: .*no token of this model can write what comes next"):
+        compile_grammar(tokenizer, tokenizer.vocab_size, regex="[{}]").matcher().mask()
+
+
+def test_what_a_vocabulary_cannot_write_in_the_middle_of_a_text():
+    """Then nobody knows before that the text gets there."""
+    tokenizer = Tokenizer(MODELS / "tale-t5.gguf")
+    matcher = compile_grammar(tokenizer, tokenizer.vocab_size, grammar='start: "a" ("{" | "b{")').matcher()
+    with pytest.raises(GrammarError, match="no token of this model can write what comes next$"):
+        for text in "ab":
+            matcher.accept(tokenizer.encode(text, False, False)[-1])
+            matcher.forced()
+            matcher.mask()
+
+
 def test_a_vocabulary_without_an_end():
     """Its texts end only where nothing can follow."""
     tokenizer = Tokenizer(MODELS / "tale-llama.gguf")

@@ -107,6 +107,8 @@ class Vocabulary:
         self._trie = llguidance.LLTokenizer(tokens, eos_token=tokens.ends)
         self._limits = llguidance.LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
         self._new, self._tokens = llguidance.LLMatcher, tokens.tokens
+        control = tokenizer.vocabulary.control
+        self._bytes = frozenset(b"".join(one for id, one in enumerate(self._tokens) if id not in control))
         self._begun: dict[str, LLMatcher] = {}
 
     def marked(self, id: int) -> bytes:
@@ -128,10 +130,17 @@ class Vocabulary:
             found = self._new(self._trie, source, log_level=0, limits=self._limits)
             if found.is_error():
                 raise GrammarError(_short_message(found.get_error()))
+            self._require(found.deep_copy().compute_ff_bytes())
         self._begun[source] = found  # moved to the end: the most recently used
         while len(self._begun) > 1 and (len(self._begun) > _KEPT or sum(map(len, [*self._begun])) > _KEPT_TEXT):
             self._begun.pop(next(iter(self._begun)), None)
         return found
+
+    def _require(self, begin: bytes) -> None:
+        """GrammarError: no token has a byte of `begin`, with which every text begins, as none of T5's has a brace."""
+        for letter in begin.decode(errors="ignore"):
+            if not self._bytes.issuperset(letter.encode()):
+                raise GrammarError(f"every text that matches has {letter!r}, which no token of this model can write")
 
 
 def _marked(data: bytes, control: bool) -> bytes:
@@ -386,5 +395,7 @@ def _check_size(what: str, parts: str, text: str, mark: str) -> None:
 def _short_message(message: str) -> str:
     """llguidance's error message without its backtrace and parser state."""
     if message.startswith("NoExtensionBias"):
-        return "no text matches: it refers only to itself"
+        return "no text matches: it refers only to itself, or no token of this model can write what comes next"
+    if message.startswith("Parser Error: token") and "forced bytes" in message:
+        return "no token of this model can write what comes next"
     return message.partition("<backtrace>")[0].partition("<state>")[0].strip() or "the grammar cannot be followed"
