@@ -190,7 +190,7 @@ def test_how_many_pay():
 def test_another_tokenizer_is_refused_in_words():
     with pytest.raises(UnsupportedError, match=r"tale-chat.*cannot draft for.*tale-llama.*900 tokens, not 1662"):
         drafting(FOREIGN)
-    with pytest.raises(UnsupportedError, match="tale-t5.gguf is a t5 model"):
+    with pytest.raises(UnsupportedError, match="tale-t5.gguf is an encoder-decoder of texts"):
         drafting(MODELS / "tale-t5.gguf")
     with pytest.raises(FileNotFoundError):
         drafting(MODELS / "nowhere.gguf")

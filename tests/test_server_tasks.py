@@ -110,7 +110,7 @@ def test_what_is_no_sound_is_refused(whisper):
     assert (answer.status, answer.error["param"]) == (400, "file")
     assert whisper.ask(LISTEN, {"file": "/etc/passwd"}).status == 400
     refused = whisper.chat()
-    assert refused.status == 400 and "is a whisper model and cannot chat" in refused.error["message"]
+    assert refused.status == 400 and "is a Whisper model and cannot chat" in refused.error["message"]
     assert form(whisper, {}, SOUND.read_bytes()).status == 200
 
 

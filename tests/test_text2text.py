@@ -139,7 +139,9 @@ def test_what_does_not_fit_or_is_not_for_it(path):
         model.text2text([5, N_VOCAB])
     with pytest.raises(ValueError, match="no tokens"):
         model.text2text([[]])
-    with pytest.raises(UnsupportedError, match="is a t5 model and cannot transcribe.*use slimrt text2text"):
+    with pytest.raises(
+        UnsupportedError, match="is an encoder-decoder of texts .*cannot transcribe.*Whisper.*use slimrt text2text"
+    ):
         model.transcribe(np.zeros(16000, np.float32))
     with pytest.raises(UnsupportedError, match="cannot continue a text.*use slimrt text2text"):
         model.stream("a")
@@ -203,7 +205,9 @@ def test_what_continues_texts_is_refused_with_what_to_use(capsys, tmp_path):
                  lambda: list(model.stream("ab")), lambda: model.chat([{"role": "user", "content": "a"}]),
                  lambda: slimrt.compare_caches(path, "ab", ["kv:q8"])]  # fmt: skip
         for call in calls:
-            with pytest.raises(UnsupportedError, match="t5 model.* cannot continue a text .*use slimrt text2text"):
+            with pytest.raises(
+                UnsupportedError, match="encoder-decoder.* cannot continue a text .*use slimrt text2text"
+            ):
                 call()
     for verb in (["generate", "-p", "a"], ["chat"], ["bench", "-p", "8"], ["perplexity", "-p", "a b"]):
         assert main([verb[0], str(path), *verb[1:]]) == 1

@@ -151,7 +151,7 @@ def test_without_room_for_guesses_a_text_goes_on(plain, prompts):
     [
         (TALE, {"cache": "k"}, "cache mode kv in all layers"),
         (TALE, {"cache": "kivi", "cache_type": "auto"}, "kivi of tale-llama.gguf age"),
-        (MODELS / "tale-t5.gguf", {}, "tale-t5.gguf is a t5 model"),
+        (MODELS / "tale-t5.gguf", {}, "tale-t5.gguf is an encoder-decoder of texts"),
     ],
 )
 def test_what_cannot_draft_for_itself(path, options, words):

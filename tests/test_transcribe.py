@@ -445,7 +445,7 @@ def test_unusable_sounds_and_options(path):
     small = scripted_model(path, Speaker(constant(HELLO), n_ctx=8))
     with pytest.raises(ContextOverflowError, match="a context of 8 tokens leaves no room"):
         small.transcribe(sound((1.0, 0.3)))
-    with pytest.raises(UnsupportedError, match="is a whisper model and cannot forecast.*transcribe"):
+    with pytest.raises(UnsupportedError, match="is a Whisper model and cannot forecast.*transcribe"):
         model.predict_quantiles([1.0, 2.0])
     with pytest.raises(UnsupportedError, match="cannot continue a text"):
         model.generate("hello")

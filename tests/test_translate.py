@@ -105,7 +105,7 @@ def test_languages_that_a_model_needs(tmp_path, capsys):
                 model.translate("We hold", **languages)
         with pytest.raises(ValueError, match="a text of this model is in a language, which has to be named"):
             model.text2text("We hold")
-        with pytest.raises(UnsupportedError, match="is a mbart model.*use slimrt text2text or translate"):
+        with pytest.raises(UnsupportedError, match="is an encoder-decoder of texts .*use slimrt text2text or trans"):
             model.generate("We hold")
         ids = model.tokenize("We hold")
         by_hand = [model.tokenize("eng_Latn")[0], *ids]  # without the target's token in front
@@ -156,3 +156,16 @@ def test_tokens_that_never_come(tmp_path):
     model.generation_config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedError, match=r"bad_words_ids = \[\[3, 4\]\] is not supported"):
         slimrt.Model(tmp_path, progress=False)
+
+
+def test_a_full_context_is_answered_with_what_is_possible(tmp_path, capsys):
+    """A table of positions does not grow; more tokens do not help either."""
+    _, oracle = saved("bart", tmp_path)
+    call = ["text2text", str(tmp_path), "-p", "We hold", "-n", "-1", "--logit-bias", f"{oracle.eos_token_id}=-1000"]
+    for more, advice in (
+        (["-n", "4"], "1 of 1 texts are cut off at 4 tokens; -n makes room\n"),
+        (["-c", "32"], "1 of 1 texts are cut off at a full context; a larger context (n_ctx, --ctx) makes room, up to"),
+        ([], "1 of 1 texts are cut off at a full context; the model has positions for no more\n"),
+    ):
+        assert main([*call, *more]) == 0
+        assert advice in capsys.readouterr().err

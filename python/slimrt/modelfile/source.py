@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from slimrt.modelfile.gguf import ModelData
 
 DEFAULT_N_CTX = 4096
+KINDS = {
+    "text": "a language model",
+    "text2text": "an encoder-decoder of texts (T5, BART and their kin)",
+    "whisper": "a Whisper model",
+    "moonshine": "a Moonshine model",
+    "chronos": "a Chronos model",
+    "chronos-bolt": "a Chronos-Bolt model",
+}
+"""The kinds of models, and what messages call them."""
 
 
 class ModelSource:
@@ -76,8 +85,7 @@ class ModelSource:
 
     @cached_property
     def kind(self) -> str:
-        """ "whisper", "moonshine", "chronos" or "chronos-bolt"; "text2text": another encoder-decoder (T5, BART, ...);
-        "text": a decoder-only language model."""
+        """A key of KINDS; "text": it has no encoder."""
         file = self.file
         if "slimrt.chronos.kind" in file.keys():
             return "chronos-bolt" if file.value("slimrt.chronos.kind") == "bolt" else "chronos"
@@ -90,9 +98,9 @@ class ModelSource:
         return str(self.file.value("general.architecture"))
 
     @property
-    def family(self) -> str:
-        """What messages call such a model: by its architecture, or by what it forecasts with."""
-        return self.kind if self.kind.startswith("chronos") else self.architecture
+    def described(self) -> str:
+        """What messages call such a model. Not by its architecture: NLLB is an "mbart" to GGUF, and Marian a "bart"."""
+        return KINDS[self.kind]
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

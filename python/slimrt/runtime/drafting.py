@@ -44,7 +44,7 @@ def check_kind(source: ModelSource, what: str) -> None:
     """Raises UnsupportedError if a model does not continue texts. what: start of the message, followed by "models that
     continue texts"."""
     if source.kind != "text":
-        raise UnsupportedError(f"{what} models that continue texts: {source.name} is a {source.family} model")
+        raise UnsupportedError(f"{what} models that continue texts: {source.name} is {source.described}")
 
 
 def with_draft(planner: Planner, draft_model: Draft, progress: bool | None) -> Planner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slimrt.cache.planner import BLOCK
 from slimrt.errors import ContextOverflowError, UnsupportedError
-from slimrt.modelfile.source import ModelSource
+from slimrt.modelfile.source import KINDS, ModelSource
 from slimrt.runtime.runtime import Runtime
 
 _USES = {
@@ -14,7 +14,6 @@ _USES = {
     "chronos": "slimrt forecast (from Python predict_quantiles(), over HTTP /v1/forecasts)",
     "chronos-bolt": "slimrt forecast (from Python predict_quantiles(), over HTTP /v1/forecasts)",
 }
-_NAMES = {"text": "a language model", "text2text": "an encoder-decoder of texts (T5, BART and their kin)"}
 _TEXT = "slimrt generate or chat (from Python generate(), stream() and chat(), over HTTP /v1/completions)"
 
 
@@ -27,8 +26,8 @@ def require(runtime: Runtime, *kinds: str, to: str) -> str:
     kind = runtime.source.kind
     if kind not in kinds:
         raise UnsupportedError(
-            f"{runtime.source.name} is a {runtime.source.family} model and cannot {to}: that takes "
-            f"{' or '.join(_NAMES.get(one, one) for one in kinds)}; "
+            f"{runtime.source.name} is {runtime.source.described} and cannot {to}: that takes "
+            f"{' or '.join(KINDS[one] for one in kinds)}; "
             f"use {_USES.get(kind, _TEXT)} with this one"
         )
     return kind
@@ -38,8 +37,8 @@ def continues_texts(source: ModelSource) -> None:
     """Raises UnsupportedError for a model with an encoder, whose decoder cannot continue a text without a source."""
     if source.kind != "text":
         raise UnsupportedError(
-            f"{source.name} is a {source.family} model, and a decoder beside an encoder cannot continue a text by "
-            f"itself: use {_USES[source.kind]} with this one"
+            f"{source.name} is {source.described}, and a decoder beside an encoder cannot continue a text by itself: "
+            f"use {_USES[source.kind]} with this one"
         )
 
 
