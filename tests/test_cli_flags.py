@@ -39,6 +39,7 @@ def test_errors_are_one_sentence(run, tiny, arguments, said):
     ("arguments", "said"),
     [
         (("--cache", "kk"), "did you mean 'k'?"),
+        (("--cache", "e1"), "'e1' is a mode of cross-attention: give it as cross (--cross e1)"),
         (("--cache", "kr"), "supported: auto, kv, k"),
         (("--cache", "k:q8:4"), "has no residual"),
         (("--cache", "kv", "--rank", 4), "no layer has it"),

@@ -161,6 +161,7 @@ def test_what_would_fail_in_the_end_fails_at_once(convert, tmp_path, monkeypatch
     monkeypatch.setattr(tool, "source_hash", lambda *arguments: pytest.fail("read the whole source"))
     for options, error, said in [
         ({"cache": "kk"}, ValueError, "unknown cache mode"),
+        ({"cache": "e"}, ValueError, "'e' is a mode of cross-attention: give it as cross"),
         ({"cache": "v"}, slimrt.CacheUnsupportedError, "layer 0"),
         ({"verify": tmp_path / "none"}, FileNotFoundError, "none: no such text file"),
         ({"cache": "k", "calibration": tmp_path / "none"}, FileNotFoundError, "none: no such text file"),

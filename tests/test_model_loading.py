@@ -106,6 +106,7 @@ def test_too_little_memory_is_said_before_the_fold(tiny, monkeypatch):
     ("arguments", "error", "message"),
     [
         ({"cache": "kk"}, slimrt.UnsupportedError, "'kk'.*did you mean 'k'.*kv, k, k[+]r, v, x, xr"),
+        ({"cache": "e1"}, slimrt.UnsupportedError, "'e1' is a mode of cross-attention: give it as cross [(]--cross e1"),
         ({"cache": "lowrank:q2@0.5+q4@0.2"}, ValueError, "newer rows keep fewer columns"),
         ({"cache": ["kv", "z"]}, slimrt.UnsupportedError, "'z'"),
         ({"cache_type": "int3"}, slimrt.UnsupportedError, "f32, f16, bf16"),

@@ -75,6 +75,11 @@ def check_type(name: object, what: str, known: Sequence[str]) -> None:
         raise UnsupportedError(unknown(what, name, known))
 
 
+def cross_hint(mode: str) -> str:
+    """The end of a message on a mode that self-attention does not have: "", or that cross-attention has it."""
+    return f". '{mode}' is a mode of cross-attention: give it as cross (--cross {mode})" if mode in CROSS_MODES else ""
+
+
 def check_row_type(mode: str, type: str) -> None:
     """Raises UnsupportedError or ValueError unless `type` is an element type, or, in an aging mode, levels."""
     if mode in AGING and type not in (AUTO, ""):

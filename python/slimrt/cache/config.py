@@ -21,6 +21,7 @@ from slimrt.modes import (
     SPARED,
     check_row_type,
     check_type,
+    cross_hint,
     default_residual,
 )
 from slimrt.plumbing.arguments import check_switch, real, unknown, whole
@@ -306,7 +307,7 @@ def check_cache(source: ModelSource, choice: CacheChoice) -> None:
     modes = source.modes()
     for config in choice.configs:
         if config.mode != AUTO and config.mode not in modes:
-            raise UnsupportedError(unknown("cache mode", config.mode, [AUTO, *modes]))
+            raise UnsupportedError(unknown("cache mode", config.mode, [AUTO, *modes]) + cross_hint(config.mode))
     mode = choice.configs[0].mode
     if len(choice.configs) == 1 and mode != AUTO and not modes[mode].legal:
         legal = ", ".join(name for name, one in modes.items() if one.legal)

@@ -16,19 +16,12 @@ from typing import Any, TextIO, TypeVar
 from slimrt.cache.config import CacheChoice, CacheConfig, CacheOptions
 from slimrt.cache.planner import resolve_device
 from slimrt.cli.sampling import SamplingFlags
-from slimrt.cli.values import (
-    count,
-    lower,
-    positive,
-    share,
-    share_or_auto,
-    size,
-)
+from slimrt.cli.values import count, lower, positive, share, share_or_auto, size
 from slimrt.errors import SlimrtError
 from slimrt.generation.options import Options
 from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AGING, AUTO, CACHE_TYPES, CROSS_MODES, FASTEST, MODES, RESIDUAL_MODE
+from slimrt.modes import AGING, AUTO, CACHE_TYPES, CROSS_MODES, FASTEST, MODES, RESIDUAL_MODE, cross_hint
 from slimrt.plumbing.arguments import unknown
 from slimrt.plumbing.files import written_beside
 from slimrt.plumbing.notes import heard
@@ -189,7 +182,8 @@ def known_cache(args: argparse.Namespace, arguments: CacheOptions) -> CacheChoic
     choice = from_flags(args, lambda: CacheChoice.of(**arguments))
     for config in choice.configs:
         if config.mode not in (AUTO, FASTEST, *MODES):
-            args.usage_error(unknown("cache mode", config.mode, (AUTO, *MODES, FASTEST)))
+            known = (AUTO, *MODES, FASTEST)
+            args.usage_error(unknown("cache mode", config.mode, known) + cross_hint(config.mode))
     return choice
 
 

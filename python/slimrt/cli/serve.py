@@ -119,7 +119,7 @@ def _loaded(args: argparse.Namespace, source: ModelSource) -> Model:
     pace = loop_of(runtime).pace
     pace.stall, pace.share = args.stall_ms / 1000, args.prefill_share
     if args.prefix_dir and source.kind != "text":
-        raise UnsupportedError(f"--prefix-dir keeps prefixes of texts: {source.name} is a {source.kind} model")
+        raise UnsupportedError(f"--prefix-dir keeps prefixes of texts: {source.name} is {source.described}")
     store = PrefixStore(runtime, args.prefix_dir, parse_bytes(args.prefix_disk)) if args.prefix_dir else None
     if source.kind == "text":
         prefixes_of(runtime, store)
@@ -147,13 +147,13 @@ def _with_room(args: argparse.Namespace, source: ModelSource) -> Model:
 
 
 def _keys(args: argparse.Namespace) -> tuple[str, ...]:
-    """All API keys. ValueError: a key file without keys, or a flag or variable that is given but empty."""
+    """All API keys. ValueError: a key file without keys. A flag or variable that is given but empty is wrong usage."""
     for flag, twin in (("api_key", "SLIMRT_API_KEY"), ("api_key_file", "SLIMRT_API_KEY_FILE")):
         given = getattr(args, flag)
         value = os.environ.get(twin) if given is None else given
         if value is not None and not value.strip():
             said = twin if given is None else f"--{flag.replace('_', '-')}"
-            raise ValueError(f"{said} is empty, which would let anybody in: give it a value, or leave it out")
+            args.usage_error(f"{said} is empty, which would let anybody in: give it a value, or leave it out")
     keys = [args.api_key] if args.api_key else []
     if args.api_key_file:
         text = decode_text(Path(args.api_key_file).read_bytes(), args.api_key_file)
