@@ -86,6 +86,9 @@ REFUSED = {
     "layer types that Mistral does not read": (
         "mistral_window", {"layer_types": [FULL] * 2}, "0 of 2 layers is not supported: all layers of"),
     "a first window that Mistral does not read": ("mistral_window", {"max_window_layers": 2}, "0 of 2 layers"),
+    "a window of Llama": ("llama_mha", {"sliding_window": 8}, "sliding_window = 8 is not supported for .*'llama'"),
+    "a window of OLMo 2": ("olmo2", {"sliding_window": 8}, "sliding_window = 8 is not supported for .*'olmo2'"),
+    "a window of StableLM": ("stablelm", {"sliding_window": 8, "use_sliding_window": True}, "for .*'stablelm'"),
     "layers of another kind": (
         "gemma3", {"layer_types": ["chunked_attention"] * 7}, "layer_types of chunked_attention"),
 }  # fmt: skip
@@ -96,3 +99,20 @@ def test_what_transformers_computes_otherwise_or_not_is_refused_by_name(case, tm
     name, changes, match = REFUSED[case]
     with pytest.raises((slimrt.UnsupportedError, slimrt.ModelFormatError), match=match):
         read_hf(changed_config(tmp_path, name, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"sliding_window": 8, "use_sliding_window": False}, {"sliding_window": 1 << 20}, {}]
+)
+def test_a_window_that_hides_nothing_is_none(changes, tmp_path):
+    model, _ = read_hf(changed_config(tmp_path, "llama_mha", **changes))
+    assert not [key for key in model.metadata if "sliding_window" in key]
+
+
+@oracle
+@pytest.mark.parametrize(("name", "kind"), [("mistral_window", "MistralForCausalLM"), ("phi3", "Phi3ForCausalLM")])
+def test_use_sliding_window_is_no_key_of_families_that_always_have_one(name, kind, tmp_path):
+    directory = changed_config(tmp_path, name, sliding_window=5, use_sliding_window=False)
+    ids = ids_of(4, 24)
+    with slimrt.Model(directory, n_ctx=24, cache="kv:f32", progress=False) as model:
+        assert relative(model.logits(ids), logits_of_transformers(kind, directory, ids)) < 1e-4

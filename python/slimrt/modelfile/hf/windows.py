@@ -23,6 +23,7 @@ def window_fields(config: Config, sizes: Sizes) -> dict[str, GGUFValue]:
         ModelFormatError: kinds of more or fewer layers than there are, or a window of no tokens.
     """
     if config.family.window is None:
+        _refuse_stray(config, sizes)
         return {}
     usual, kinds = _usual_period(config), _kinds_of_layers(config, sizes.n_layers)
     # other families than those of the key ignore it
@@ -56,6 +57,18 @@ def window_fields(config: Config, sizes: Sizes) -> dict[str, GGUFValue]:
     if usual and (config.family.window_pattern or sliding != by_period(usual, sizes.n_layers)):
         fields["attention.sliding_window_pattern"] = array(sliding, GGUFValueType.BOOL)
     return fields
+
+
+def _refuse_stray(config: Config, sizes: Sizes) -> None:
+    """UnsupportedError: a window in a family without. Its layers in transformers attend to all rows, but while it
+    generates its cache drops those before the window: nobody knows how the model was trained."""
+    if not config.get("sliding_window") or config.get("use_sliding_window") is False:
+        return
+    if (window := config.size("sliding_window")) < sizes.ctx:
+        raise UnsupportedError(
+            f"{config.path}: sliding_window = {window} is not supported for model type '{config.model_type}', whose "
+            "layers have no window: remove the key if the model was trained without one"
+        )
 
 
 def _usual_period(config: Config) -> int:
