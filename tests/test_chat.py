@@ -300,6 +300,42 @@ class TestErrors:
                 ask()
         assert time.thread_time() - began < 2.0
 
+    @pytest.mark.parametrize(
+        "large",
+        [
+            "{{ 10**(10**8) }}",
+            "{{ 'x' * 10**10 }}",
+            "{{ 10**9 * [1] }}",
+            "{% set n = namespace(a='x' * 99) %}{% for i in range(60) %}{% set n.a = n.a + n.a %}{% endfor %}",
+            "{% set n = namespace(a='x' * 99) %}{% for i in range(60) %}{% set n.a = n.a ~ '-' ~ n.a %}{% endfor %}",
+            "{% set n = namespace(a=9**99) %}{% for i in range(60) %}{% set n.a = n.a * n.a %}{% endfor %}",
+            "{{ '%1000000000d' % 1 }}",
+            "{{ '%*d' % (10**9, 1) }}",
+            "{{ '{:>1000000000}'.format(1) }}",
+            "{{ '{:>{}}'.format(1, 10**9) }}",
+            "{{ '%.999999999d'|format(1) }}",
+            "{{ 'x'.ljust(10**9) }}",
+            "{{ 'x'|center(10**9) }}",
+            "{{ [1]|tojson(indent=10**9) }}",
+        ],
+    )
+    def test_what_would_be_huge_is_not_made(self, large):
+        began = time.thread_time()
+        with pytest.raises(
+            ChatError, match="chat template: it makes a .* of more than [0-9]+ characters, items or bits"
+        ):
+            text(large)
+        assert time.thread_time() - began < 1.0
+
+    def test_operators_are_as_jinja_has_them(self):
+        assert text("{{ 2**10 + 3 * 4 - 7 % 4 }} {{ 2**-1 }} {{ 1.5 * 2 }}") == "1033 0.5 3.0"
+        assert text("{{ '=' * 80 + 'a' ~ 1 ~ none }}{{ ([1] + [2]) * 2 }}") == "=" * 80 + "a1None[1, 2, 1, 2]"
+        assert text("{{ '%05d 100%% 20240131 %s' % (7, 1700000000) }}") == "00007 100% 20240131 1700000000"
+        assert text("{{ 'day: 20240131 {} {:>4}'.format(1700000000, 'x') }}") == "day: 20240131 1700000000    x"
+        assert text(
+            "{{ '%s'|format(1700000000) }}{{ 'a'.ljust(3) }}{{ 'a'|center(3) }}|{{ [1]|tojson(indent=1) }}"
+        ) == ("1700000000a   a |[\n 1\n]")
+
     def test_loops_are_as_jinja_has_them(self):
         loop = (
             "{% for m in messages if m.role == 'user' %}{{ loop.index }}/{{ loop.length }}{{ loop.last }};{% endfor %}"

@@ -14,9 +14,11 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from slimrt.errors import ChatError
+from slimrt.tokenizer.template_sizes import OPERATORS, joined, narrow, narrow_method
 
 SECONDS = 3.0
 """CPU time that rendering may take. A conversation of thousands of messages takes a tenth of a second."""
@@ -61,17 +63,34 @@ def compiled(template: str) -> CompiledTemplate:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The filters and functions available to templates. tick: called at each loop iteration and macro call."""
+    """The filters and functions available to templates, with bounded results. tick: called at each loop iteration and
+    macro call."""
+
+    intercepted_binops = frozenset(OPERATORS)
 
     def __init__(self, tick: Callable[[], bool]):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         self.filters["tojson"] = _to_json
+        self.filters |= {name: narrow(self.filters[name]) for name in ("center", "format", "indent", "tojson")}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-        self.tick = tick
+        self.tick, self.joined = tick, joined
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        OPERATORS[operator](left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        return narrow_method(obj, attribute, super().getattr(obj, attribute))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return narrow_method(obj, argument, super().getitem(obj, argument))
 
 
 def _bound(tree: nodes.Template) -> None:
-    """Insert a check of the time into each loop iteration and macro call: nothing else can run without end."""
+    """Insert a check of the time into each loop iteration and macro call: nothing else can run without end. Bound
+    what ~ makes, which the sandbox does not intercept."""
+    for join in list(tree.find_all(nodes.Concat)):
+        join.nodes = [nodes.Call(nodes.EnvironmentAttribute("joined"), join.nodes, [], None, None)]
     for node in list(tree.find_all(nodes.Stmt)):
         if not isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock)):
             continue
