@@ -191,11 +191,20 @@ def test_years_of_two_digits_in_no_order_lie_close_together():
 
 
 def test_a_column_that_is_called_a_date_and_is_none_is_said():
-    for dates in ("12:00|13:00|14:00", "3|2|1"):
+    for dates in ("12:00|13:00|14:00", "3|2|1", "45292|45293|45297", "45292|45293|45293"):
         values, future, said = read(dates, "time")
         assert values == [0, 1, 2] and future is None
         assert len(said) == 1 and f"column time says '{dates.split('|')[0]}', which is not known as a date" in said[0]
         assert read(dates, "time", dates="none")[2] == read(dates, "hour")[2] == []
+    assert "a spreadsheet's day numbers want a format of dates" in read("45293|45292", "time")[2][0]
+    for dates in (
+        "45292|45299|45306",
+        "0.1|0.2|0.4",
+        "1|1|2|2",
+        "45292||45294",
+        "7",
+    ):  # they say what the order of rows says
+        assert read(dates, "time")[1:] == (None, [])
 
 
 def test_stacked_series_have_dates_of_their_own():

@@ -17,6 +17,7 @@ from slimrt.forecast.timeline import Rows, Tell, Timeline, arranged
 
 _MISSING = ("", "nan", "na", "null", "none")
 _DATE_TITLES = ("date", "day", "ds", "timestamp", "time", "datetime", "month", "period", "week", "year")
+_DAY_NUMBERS = 18264, 73051  # how spreadsheets count the days from 1950 to 2100
 NO_DATES = "none"
 
 
@@ -80,9 +81,13 @@ def read_series(text: str, name: str, columns: Columns = Columns(), tell: Tell =
     for column in repeating:
         tell(f"{name}: column {column} has equal values in consecutive rows; if it names the series, give "
              f"--id {column}")  # fmt: skip
-    for column in _undated(table, columns, {by, *chosen}) if dates is None else ():
-        tell(f"{name}: column {column} says {table.cells[column][0].strip()!r:.40}, which is not known as a date: rows "
-             "are taken as they follow each other, oldest first; --date-format names a form")  # fmt: skip
+    like_ids = by or next((one for one in repeating if all(map(str.strip, table.cells[one]))), None)
+    for column in _undated(table, columns, {by, *chosen}, like_ids) if dates is None else ():
+        first = table.cells[column][0].strip()
+        five = len(first.partition(".")[0]) == 5 and table.odd[column] is None
+        advice = "a spreadsheet's day numbers want a format of dates" if five else "--date-format names a form"
+        tell(f"{name}: column {column} says {first!r:.40}, which is not known as a date: rows "
+             f"are taken as they follow each other, oldest first; {advice}")  # fmt: skip
     for column in () if columns.values else table.nearly_numbers({by, dated}):
         tell(f"{name}: column {column} is not numbers: {table.odd[column]}; the last one of numbers, {chosen[0]}, is "
              "forecast")  # fmt: skip
@@ -221,17 +226,25 @@ def _repeats(cells: Sequence[str]) -> bool:
     return 1 < runs == len(set(cells)) <= len(cells) / 2
 
 
-def _undated(table: _Table, columns: Columns, taken: set[str | None]) -> list[str]:
-    """Columns with a date-like title whose values are unrecognised texts with digits, or decreasing numbers."""
+def _undated(table: _Table, columns: Columns, taken: set[str | None], by: str | None) -> list[str]:
+    """Columns with a date-like title whose values are odd. by: the column that seems to tell series apart."""
     called = [one for one in table.names if one.lower() in _DATE_TITLES and one not in taken]
-    return [] if columns.dates == NO_DATES else [one for one in called if _odd_dates(table.cells[one])]
+    groups = [] if columns.dates == NO_DATES else [*table.groups(by).values()]
+    return [one for one in called if any(_odd_dates([table.cells[one][at] for at in where]) for where in groups)]
 
 
 def _odd_dates(cells: Sequence[str]) -> bool:
+    """Texts with digits, decreasing numbers, or a spreadsheet's day numbers with gaps or in no order."""
     numbers = [_number(cell) for cell in cells]
     if None in numbers:
         return any(map(str.isdecimal, cells[0]))
-    return len(cells) > 1 and bool((np.diff(np.array(numbers, np.float64)) < 0).all())
+    values = np.array(numbers, np.float64)
+    rows = np.flatnonzero(~np.isnan(values))
+    steps = np.diff(values[rows]) / np.diff(rows)
+    if not len(steps):
+        return False
+    days = bool((values[rows] >= _DAY_NUMBERS[0]).all() and (values[rows] < _DAY_NUMBERS[1]).all())
+    return bool((steps < 0).all()) or (days and not np.allclose(steps, steps[0]))
 
 
 def _rows(text: str, name: str) -> list[list[str]]:
