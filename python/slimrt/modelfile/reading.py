@@ -18,6 +18,7 @@ from slimrt.modelfile.hub_files import MODEL_FILES
 from slimrt.modelfile.kept import remember_source
 from slimrt.modelfile.lora import KEY as LORA
 from slimrt.modelfile.lora import Adapters
+from slimrt.modelfile.settings import PREFIX
 from slimrt.modelfile.sharing import KEYS, OWNERS
 from slimrt.modes import FOLD_SUFFIXES
 from slimrt.plumbing import progress as bars
@@ -26,12 +27,14 @@ from slimrt.plumbing.notes import note
 from slimrt.plumbing.units import format_bytes
 
 FORMAT_VERSION = 1  # of the keys under "slimrt."
-_CONVERTER = 4  # raise it when the same source converts to different bytes, so that cached files are made again
+_CONVERTER = 5  # raise it when the same source converts to different bytes, so that cached files are made again
 # Keys that describe the model, not its conversion.
 _KEPT_KEYS = (
     "slimrt.activation",
     "slimrt.whisper.",
     "slimrt.chronos.",
+    "slimrt.text2text.",
+    PREFIX,
     "slimrt.sharing.",
     OWNERS,
     KEYS,

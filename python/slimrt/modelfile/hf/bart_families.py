@@ -18,8 +18,8 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.hf.encoder_decoders import DECODER_LAYERS, SPELLING, projections
 from slimrt.modelfile.hf.families import ACTIVATIONS
 from slimrt.modelfile.hf.family import ALWAYS, Family, Source, Stack
+from slimrt.modelfile.hf.generation_fields import words_of
 from slimrt.modelfile.hf.safetensors_files import Entry, as_float32
-from slimrt.modelfile.hf.seq2seq_fields import text2text_fields
 
 _SIDES = {"enc": "encoder", "dec": "decoder"}
 _LOGITS_BIAS, _HEAD_BIAS = "final_logits_bias", "lm_head.bias"
@@ -146,7 +146,9 @@ def _settle(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, A
         positions = _tensor2tensor(_padding(values, n_vocab) + 1)
     elif values.get("model_type") in ("marian", "pegasus"):
         positions = _vaswani
-    never = _never(values.get("bad_words_ids"), values.get("eos_token_id"), n_vocab)
+    # Single ids are never chosen by a bias, which costs nothing; longer words are for whoever generates.
+    words = words_of(values.get("bad_words_ids"), values.get("eos_token_id"), n_vocab)
+    never, values["bad_words_ids"] = [word[0] for word in words if len(word) == 1], [w for w in words if len(w) > 1]
     if never:
         family = replace(family, biases={ALWAYS: (*family.biases[ALWAYS], "output")})
     biased = "output" in family.biases[ALWAYS]
@@ -159,17 +161,6 @@ def _padding(values: Mapping[str, Any], n_vocab: int) -> int:
     if type(id) is not int or not 0 <= id < n_vocab:
         raise ModelFormatError(f"config.json: pad_token_id is {id!r}, not a token of the vocabulary")
     return id
-
-
-def _never(words: Any, ends: Any, n_vocab: int) -> list[int]:
-    """The ids of bad_words_ids: of words of one token each, but for those that end an output, which stay allowed."""
-    words = words or []
-    if not isinstance(words, list) or any(not isinstance(word, list) or len(word) != 1 for word in words):
-        raise UnsupportedError(f"bad_words_ids = {words!r} is not supported: only words of one token are")
-    ids = [word[0] for word in words if word[0] not in (ends if isinstance(ends, list) else [ends])]
-    if any(type(id) is not int or not 0 <= id < n_vocab for id in ids):
-        raise ModelFormatError(f"bad_words_ids = {words!r} are not ids of the vocabulary")
-    return ids
 
 
 BART = Family(
@@ -189,6 +180,7 @@ BART = Family(
         "bos_token_id": 0,
         "pad_token_id": 1,
         "eos_token_id": 2,
+        "forced_eos_token_id": 2,
     },
     only={
         "activation_function": tuple(ACTIVATIONS),
@@ -203,14 +195,13 @@ BART = Family(
         "decoder_start_token_id": "decoder_start_token_id",
         "encoder.context_length": "max_position_embeddings",
     },
-    of_generation=("bad_words_ids", "bos_token_id", "eos_token_id"),
+    of_generation=("bos_token_id", "eos_token_id"),
     scales={"embedding_scale": "embedding_scale"},
     equal=(("num_attention_heads", "decoder_attention_heads"), ("intermediate_size", "decoder_ffn_dim")),
     copies=("encoder.embed_tokens", "decoder.embed_tokens"),
     unused_rows={"position_embd": 2},
     ignored=(r"(model\.)?(encoder|decoder)\.version",),
     settle=_settle,
-    extra=text2text_fields,
 )
 
 MBART = replace(
@@ -226,7 +217,7 @@ M2M_100 = replace(
     MBART,
     outside=_EMBEDDINGS | _FINAL_NORMS,
     biases={ALWAYS: _BIASES},
-    defaults={**BART.defaults, "activation_function": "relu", "scale_embedding": True},
+    defaults={**BART.defaults, "activation_function": "relu", "scale_embedding": True, "forced_eos_token_id": None},
     flags={},
     unused_rows={},
     ignored=(*BART.ignored, r"(model\.)?(encoder|decoder)\.embed_positions\.weights"),  # of old files
@@ -235,7 +226,13 @@ M2M_100 = replace(
 PEGASUS = replace(
     MBART,
     outside=_EMBEDDINGS | _FINAL_NORMS,
-    defaults={**BART.defaults, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
+    defaults={
+        **BART.defaults,
+        "decoder_start_token_id": 0,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "forced_eos_token_id": 1,
+    },
     flags={},
     unused_rows={},
 )
@@ -243,7 +240,13 @@ PEGASUS = replace(
 MARIAN = replace(
     BART,
     outside=_EMBEDDINGS,
-    defaults={**BART.defaults, "decoder_start_token_id": 58100, "pad_token_id": 58100, "eos_token_id": 0},
+    defaults={
+        **BART.defaults,
+        "decoder_start_token_id": 58100,
+        "pad_token_id": 58100,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+    },
     only={**BART.only, "share_encoder_decoder_embeddings": (True,)},
     equal=(*BART.equal, ("vocab_size", "decoder_vocab_size")),
     unused_rows={},

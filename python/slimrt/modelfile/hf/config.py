@@ -85,7 +85,7 @@ class Config:
             )
         self.family: Family = family or _MODEL_TYPES[self.model_type]
         usual = {theirs: ours for ours, theirs in self.family.spelling.items()}
-        generated = (*self.family.numbers, *self.family.of_generation)
+        generated = (*self.family.numbers, *self.family.of_generation, "bad_words_ids")
         said = {key: generation[key] for key in generated if generation.get(key) is not None}
         # In its own spelling a key counts more: transformers writes some twice.
         own = {usual[key]: value for key, value in values.items() if key in usual}

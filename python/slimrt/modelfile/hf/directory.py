@@ -20,11 +20,13 @@ from slimrt.modelfile.gguf import F32, ModelData, Tensor, array, boolean, float3
 from slimrt.modelfile.hf.config import Config, Sizes, values_of
 from slimrt.modelfile.hf.families import ACTIVATIONS
 from slimrt.modelfile.hf.family import Source
+from slimrt.modelfile.hf.generation_fields import generation_fields
 from slimrt.modelfile.hf.layout import Layout
 from slimrt.modelfile.hf.multimodal import TextPart
 from slimrt.modelfile.hf.peft import CONFIG, Adapted, Peft
 from slimrt.modelfile.hf.rope import rope_fields
 from slimrt.modelfile.hf.safetensors_files import DTYPES, Alias, Checkpoint
+from slimrt.modelfile.hf.seq2seq_fields import text2text_fields
 from slimrt.modelfile.hf.vocabulary import vocabulary_fields
 from slimrt.modelfile.hf.windows import window_fields
 from slimrt.modelfile.hub import title
@@ -45,6 +47,7 @@ def read_hf(directory: Path, adapters: Sequence[Peft] = ()) -> tuple[ModelData, 
     for adapter, places in adapted.changes:
         _refuse(config, part, adapter, places)
     model = read_tensors(config, part, title(directory.resolve()))
+    settings, unapplied = _settings(config, model.metadata)
     vocabulary, warnings = vocabulary_fields(directory, config.family.arch, Sizes.of(config).v)
     if part.note:
         warnings, vocabulary["slimrt.text_part"] = [*warnings, part.note], string(part.note)
@@ -52,7 +55,7 @@ def read_hf(directory: Path, adapters: Sequence[Peft] = ()) -> tuple[ModelData, 
         warnings = []  # a series is no text: it needs no tokenizer
     if (directory / CONFIG).is_file() and not any(directory.samefile(one.directory) for one in adapters):
         warnings = [*warnings, f"the adapter in {directory} is not merged: slimrt convert --lora {directory} does it"]
-    return model.with_metadata(vocabulary), warnings
+    return model.with_metadata(settings | vocabulary), warnings + unapplied
 
 
 def _untied(config: Config, checkpoint: Checkpoint, adapters: Sequence[Peft]) -> Checkpoint | Alias:
@@ -175,3 +178,14 @@ def _metadata(config: Config, sizes: Sizes, name: str) -> dict[str, GGUFValue]:
     if config.family.extra is not None:
         metadata |= config.family.extra(config.values, config.generation)
     return metadata
+
+
+def _settings(config: Config, metadata: Mapping[str, GGUFValue]) -> tuple[dict[str, GGUFValue], list[str]]:
+    """How a model that writes texts is run by its authors, and warnings; speech and series have rules of theirs."""
+    if config.family.arch in ("whisper", "moonshine") or "slimrt.chronos.kind" in metadata:
+        return {}, []
+    encoder, n_vocab = len(config.family.stacks) > 1, Sizes.of(config).v
+    with values_of(config.path):
+        first = text2text_fields(config.values, config.generation) if encoder else {}
+        settings, warnings = generation_fields(config.values, config.generation, n_vocab, encoder)
+    return first | settings, warnings
