@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # at run time names are imported on first use, by __getattr__
         UnsupportedError,
         WontFitError,
     )
-    from slimrt.generation.generate import Stream
     from slimrt.generation.options import GenerateOptions
+    from slimrt.generation.stream import Stream
     from slimrt.measure.quality import compare_caches
     from slimrt.model import Model
     from slimrt.modelfile.source import ModelSource
@@ -102,7 +102,7 @@ _NAMES = {
         "UnsupportedError",
         "WontFitError",
     ),
-    "generation.generate": ("Stream",),
+    "generation.stream": ("Stream",),
     "generation.options": ("GenerateOptions",),
     "measure.quality": ("compare_caches",),
     "model": ("Model",),

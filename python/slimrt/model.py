@@ -52,7 +52,8 @@ class Model(OpenAIMethods, Closing):
         n_ctx: most tokens of a sequence; 0: the trained context, at most 4096; if that does not fit the memory, the
             largest that does (at least 256), with a warning.
         n_batch: most tokens of one step of a prefill; scratch memory grows with it.
-        n_seqs: most sequences decoded together, such as the texts of a list.
+        n_seqs: most sequences decoded together, such as the texts of a list; None: 1, or as many as the beams in an
+            encoder-decoder's own generation settings.
         cache_tokens: capacity of the cache in tokens, shared by all sequences, at least n_ctx; 0: n_ctx * n_seqs, so
             that all sequences can be full at once.
         n_threads: CPU threads; None: one per physical core (of CPUs with big and little cores, per big core).
@@ -119,7 +120,7 @@ class Model(OpenAIMethods, Closing):
         n_gpu_layers: int | None = None,
         n_ctx: int = 0,
         n_batch: int = 512,
-        n_seqs: int = 1,
+        n_seqs: int | None = None,
         cache_tokens: int = 0,
         n_threads: int | None = None,
         calibration: str | os.PathLike[str] | None = None,
@@ -140,6 +141,7 @@ class Model(OpenAIMethods, Closing):
             source = ModelSource.of(path, progress)
             if on_overflow != "error":
                 continues_texts(source)
+            n_seqs = source.settings.num_beams or 1 if n_seqs is None else n_seqs
             planner = Planner.of(source, memory_limit, n_seqs, n_batch, n_threads, device, cache_tokens)
             source.n_ctx(n_ctx)  # checked before anything slow
             planner = placed(with_draft(planner, draft_model, progress), [choice], n_ctx)

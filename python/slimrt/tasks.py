@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from slimrt.forecast.options import PredictOptions
 from slimrt.generation.embed import embed
-from slimrt.generation.languages import source_ids, translation
-from slimrt.generation.text2text import Text2Text, Text2TextOptions, text2text
+from slimrt.generation.languages import first_ids, source_ids, translation
+from slimrt.generation.text2text import Text2TextOptions, text2text, with_own
 from slimrt.plumbing.keywords import named
 from slimrt.results import Generation
 from slimrt.runtime.kinds import require
@@ -153,7 +153,10 @@ class Tasks:
     def text2text(self, text: Any, **options: Unpack[Text2TextOptions]) -> Generation | list[Generation]:
         """Transform a text with T5, BART or their kin, such as "summarize: ..." with T5.
 
-        Args: (numbers are defaults)
+        What is left out here is as the model's own generation settings say: num_beams, length_penalty, early_stopping
+        (unless an option is given that beam search does not go with), max_tokens, and those that generate names.
+
+        Args: (numbers are defaults of models without such settings)
             text: text, or token ids including the end token; a list of either gives a list, decoded together as far as
                 n_seqs allows.
             num_beams: 1; more: beam search, which takes num_beams of the model's n_seqs and needs temperature 0.
@@ -169,11 +172,12 @@ class Tasks:
             ValueError, TypeError: an option out of its range, or of a wrong type; text for a model whose texts are in a
                 language (mBART, M2M100, NLLB), which translate() names.
         """
-        settings, called = Text2Text(**options), time.perf_counter()
+        called = time.perf_counter()
         self._require_text2text()
-        several = is_batch(text)
+        first, several = first_ids(self._runtime), is_batch(text)
+        settings = with_own(self._runtime, options, len(first))
         sources = [self._source_ids(one) for one in (text if several else [text])]
-        results = text2text(self._runtime, sources, settings, self._seed_of(settings.seed), called)
+        results = text2text(self._runtime, sources, settings, self._seed_of(settings.seed), called, first)
         return results if several else results[0]
 
     @overload
@@ -202,9 +206,10 @@ class Tasks:
             ValueError: a language that the model needs is not given, or it knows none of that name.
             Others as text2text.
         """
-        settings, called = Text2Text(**options), time.perf_counter()
+        called = time.perf_counter()
         self._require_text2text()
         way = translation(self._runtime, source, target)
+        settings = with_own(self._runtime, options, len(way.first))
         sources = [way.ids(one) for one in (text if isinstance(text, list) else [text])]
         results = text2text(self._runtime, sources, settings, self._seed_of(settings.seed), called, way.first)
         return results if isinstance(text, list) else results[0]

@@ -11,8 +11,9 @@ from slimrt.errors import UnsupportedError
 from slimrt.generation.answers import answers
 from slimrt.generation.asynchronous import iterate_in_thread, run_in_thread
 from slimrt.generation.drafts import DraftedRun
-from slimrt.generation.generate import Run, Stream, run_texts
+from slimrt.generation.generate import Run, run_texts
 from slimrt.generation.options import GenerateOptions, Options
+from slimrt.generation.stream import Stream
 from slimrt.plumbing.keywords import named
 from slimrt.plumbing.notes import note, shown
 from slimrt.results import Generation
@@ -66,6 +67,8 @@ class TextGeneration(Tasks):
                 again; the rest of the session is dropped. Afterwards it holds prompt and text except for the last
                 token, which has not been computed yet.
             max_tokens: 128; -1: until the model ends the text or the context is full.
+            min_tokens: no end token is chosen before so many, though a stop string may end the text; None: what the
+                model's own settings say, else 0.
             temperature: 0.8; 0: greedy.
             top_k: 40; 0: all tokens. top_p: 0.95. min_p: 0.05, relative to the most likely token.
             typical_p: 1.0 (off): locally typical sampling: the tokens whose -log p is nearest to the entropy, until
@@ -75,6 +78,9 @@ class TextGeneration(Tasks):
             frequency_penalty, presence_penalty: 0.0 (off): subtracted from the logits of tokens that have occurred, per
                 occurrence and once in all.
             repeat_last_n: 64: the window of tokens, prompt included, that these penalties look at; -1: all.
+            no_repeat_ngram_size: no sequence of so many tokens, of prompt and text, occurs again. suppress_tokens: ids
+                that are never chosen. Both, with None, as the model's own settings say (transformers'
+                generation_config.json; docs/tasks.md); 0 and [] switch these off.
             logit_bias: maps token ids to what is added to their logits; -inf: never chosen.
             dry_multiplier: 0.0 (off): DRY: a token that would extend a repeated sequence of at least dry_allowed_length
                 (2) tokens has its logit reduced by this, times dry_base (1.75) for each further repeated token. It

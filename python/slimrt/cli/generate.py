@@ -15,7 +15,7 @@ from slimrt.cli.common import Flags, check_options, model_source, note, open_mod
 from slimrt.cli.flags import Collect
 from slimrt.cli.sampling import constraint_arguments, sampling_arguments
 from slimrt.cli.values import count, positive, whole
-from slimrt.generation.generate import Stream
+from slimrt.generation.stream import Stream
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import check_target, decode_text
 from slimrt.plumbing.units import format_bytes

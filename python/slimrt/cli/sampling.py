@@ -15,11 +15,13 @@ from slimrt.plumbing.files import decode_text
 class SamplingFlags(Adder):
     """Adds the flags of sampling."""
 
-    def n_predict(self, default: int) -> None:
-        """The flag for the length of a text."""
-        self.add("-n", "--n-predict", "--predict", "--max-tokens", type=whole(-1), default=default, metavar="N",
-                 help="most tokens to generate; -1: until the end or the context is full "
-                 "(default: %(default)s)")  # fmt: skip
+    def n_predict(self, default: int, own: bool = False) -> None:
+        """The flags for the length of a text. own: the default is only for models whose own settings do not say it."""
+        self.add("-n", "--n-predict", "--predict", "--max-tokens", type=whole(-1), default=None if own else default,
+                 metavar="N", help="most tokens to generate; -1: until the end or the context is full "
+                 f"(default: {'what the model says, else ' if own else ''}{default})")  # fmt: skip
+        self.add("--min-tokens", type=count, metavar="N", help="no end before so many (default: what the model says, "
+                 "else 0)")  # fmt: skip
 
     def parallel(self, most: int) -> None:
         """The flag for the size of a batch. most: texts that are decoded together by default."""
@@ -64,6 +66,8 @@ class SamplingFlags(Adder):
         self.add("--presence-penalty", type=real(), default=0.0, metavar="F", help="0: off (default: %(default)s)")
         self.add("--repeat-last-n", type=whole(-1), default=64, metavar="N", help="window of these penalties in "
                  "tokens, prompt included; -1: all tokens (default: %(default)s)")  # fmt: skip
+        self.add("--no-repeat-ngram-size", type=count, metavar="N", help="no N tokens in a row come twice; 0: off "
+                 "(default: what the model says, else 0)")  # fmt: skip
 
     def _dry(self) -> None:
         """Flags of the DRY sampler, which penalises tokens that would extend a repetition."""
@@ -88,10 +92,11 @@ class SamplingFlags(Adder):
         self.add("--mirostat-lr", type=real(0), default=0.1, metavar="R", help="its learning rate, eta (default: "
                  "%(default)s)")  # fmt: skip
 
-    def length_penalty(self) -> None:
-        """The flag for the length penalty of beam search."""
-        self.add("--length-penalty", type=real(), default=1.0, metavar="P", help="beam search: a text's score is "
-                 "divided by its length to this power (default: %(default)s)")  # fmt: skip
+    def length_penalty(self, own: bool = False) -> None:
+        """The flag for the length penalty of beam search. own: as n_predict's."""
+        self.add("--length-penalty", type=real(), default=None if own else 1.0, metavar="P", help="beam search: a "
+                 "text's score is divided by its length to this power (default: "
+                 f"{'what the model says, else ' if own else ''}1)")  # fmt: skip
 
     def constraints(self) -> None:
         """Flags of constrained decoding."""
@@ -123,6 +128,8 @@ def _is_text(value: str) -> bool:
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """The flags of sampling() as options of Model.generate."""
     return {
+        "min_tokens": args.min_tokens,
+        "no_repeat_ngram_size": args.no_repeat_ngram_size,
         "temperature": args.temp,
         "top_k": args.top_k,
         "top_p": args.top_p,

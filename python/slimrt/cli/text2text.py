@@ -21,7 +21,7 @@ from slimrt.cli.common import (
 )
 from slimrt.cli.flags import Collect
 from slimrt.cli.sampling import sampling_arguments
-from slimrt.generation.text2text import Text2Text
+from slimrt.generation.text2text import Text2Text, searchable
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing import progress
 from slimrt.plumbing.files import decode_text
@@ -34,21 +34,20 @@ def add_flags(
     flags: Flags,
     *,
     what: str = "transform",
-    num_beams: int | None = 1,
+    usual_beams: str = "1",
     task: Callable[[Flags], None] = lambda flags: None,
 ) -> None:
-    """Add the flags. task: adds those of the verb's own task."""
+    """Add the flags. usual_beams: beams of models that say nothing. task: adds the flags of the verb's own task."""
     flags.model()
     flags.add("-p", "--prompt", twin=False, action=Collect, metavar="TEXT", help=f"the text to {what} (else -f, else "
               "stdin); several -p are one batch")  # fmt: skip
     flags.add("-f", "--file", twin=False, metavar="FILE", help="a file with a text on each line; an empty one stays so")
-    flags.n_predict(256)
+    flags.n_predict(256, own=True)
     flags.parallel(_AT_ONCE)
     task(flags)
-    flags.sampling(temp=0.0, num_beams=num_beams, beams="beam search with so many beams; 1: greedy, or "
-                   "sampling with --temp (default: "
-                   f"{num_beams or '4 with --temp 0'})")  # fmt: skip
-    flags.length_penalty()
+    flags.sampling(temp=0.0, num_beams=None, beams="beam search with so many beams; 1: greedy, or sampling with "
+                   f"--temp (default: what the model says, else {usual_beams}; 1 with --temp)")  # fmt: skip
+    flags.length_penalty(own=True)
     flags.engine(encoder=True, several=True)
     flags.output()
 
@@ -72,34 +71,39 @@ def texts(args: argparse.Namespace) -> list[str]:
     return lines
 
 
-def transform(args: argparse.Namespace, sources: Sequence[str], **languages: str | None) -> int:
-    """Print the output for each text, one line each; among several texts a blank one gives an empty line. languages:
-    Model.translate's source and target, to translate."""
-    options: dict[str, Any] = sampling_arguments(args) | {
-        "max_tokens": args.n_predict,
-        "length_penalty": args.length_penalty,
-    }
-    from_flags(args, lambda: Text2Text(**options))  # wrong usage is found before the model is loaded
-    given = [i for i, source in enumerate(sources) if source.strip() or len(sources) == 1]
-    at_once, n = args.parallel or min(len(given), _AT_ONCE), len(given)
-    output = _Output(args, sources, given)
-    file = model_source(args)
-    with open_model(args, file, args.ctx or 0, n_seqs=at_once * args.num_beams) as model:
+def transform(args: argparse.Namespace, sources: Sequence[str], usual_beams: int = 1, **languages: str | None) -> int:
+    """Print the output for each text, one line each; among several texts a blank one gives an empty line.
+
+    Args:
+        usual_beams: beams where neither flags nor the model say how many.
+        languages: Model.translate's source and target, to translate.
+    """
+    given = sampling_arguments(args) | {"max_tokens": args.n_predict, "length_penalty": args.length_penalty}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    searches = searchable(options)
+    # Wrong usage is found before the model is loaded, and so before it is known how many beams it has.
+    from_flags(args, lambda: Text2Text(**({"num_beams": 2} if searches else {}) | options))
+    source = model_source(args)
+    num_beams = options.setdefault("num_beams", (source.settings.num_beams or usual_beams) if searches else 1)
+    filled = [i for i, text in enumerate(sources) if text.strip() or len(sources) == 1]
+    at_once, n = args.parallel or min(len(filled), _AT_ONCE), len(filled)
+    output = _Output(args, sources, filled)
+    with open_model(args, source, args.ctx or 0, n_seqs=at_once * num_beams) as model:
         shown = n > 1 and progress.wanted(show_progress(args))
         with progress.bar(shown, n, "texts", "text") as update:
 
             def done(index: int, one: Generation) -> None:
-                output.result(given[index], one)
+                output.result(filled[index], one)
                 update(output.n_done, n)
 
             try:
                 call: Callable[..., object] = model.translate if languages else model.text2text
-                call([sources[i] for i in given], **languages, **options, on_result=done)
+                call([sources[i] for i in filled], **languages, **options, on_result=done)
             except KeyboardInterrupt:
                 output.interrupted()
                 raise
             finally:
-                output.end(file, model.n_ctx)
+                output.end(source, model.n_ctx)
     return 0
 
 
@@ -144,7 +148,8 @@ class _Output:
         reasons = [one.finish_reason for one in self._results.values()]
         with progress.aside():
             if cut := reasons.count("length"):
-                note(self._args, f"slimrt: {cut} of {self.n_done} texts are cut off at {self._args.n_predict} tokens; "
+                most = "the usual most" if self._args.n_predict is None else self._args.n_predict
+                note(self._args, f"slimrt: {cut} of {self.n_done} texts are cut off at {most} tokens; "
                      "-n makes room")  # fmt: skip
             if cut := reasons.count("context"):
                 note(self._args, f"slimrt: {cut} of {self.n_done} texts are cut off at a full context; "

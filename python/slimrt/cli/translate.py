@@ -6,13 +6,12 @@ import argparse
 
 from slimrt.cli import text2text
 from slimrt.cli.common import Flags
-from slimrt.generation.options import PENALTIES
 
 _NUM_BEAMS = 4
 
 
 def add_flags(flags: Flags) -> None:
-    text2text.add_flags(flags, what="translate", num_beams=None, task=_languages)
+    text2text.add_flags(flags, what="translate", usual_beams=str(_NUM_BEAMS), task=_languages)
 
 
 def _languages(flags: Flags) -> None:
@@ -25,7 +24,4 @@ def _languages(flags: Flags) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.source is not None and args.target is None:
         args.usage_error("--source needs --target")
-    if args.num_beams is None:
-        penalised = any(getattr(args, name) != none for name, none in PENALTIES.items())
-        args.num_beams = _NUM_BEAMS if args.temp == 0 and not penalised and not args.stop else 1
-    return text2text.transform(args, text2text.texts(args), source=args.source, target=args.target)
+    return text2text.transform(args, text2text.texts(args), _NUM_BEAMS, source=args.source, target=args.target)

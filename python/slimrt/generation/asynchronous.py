@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
-from slimrt.generation.generate import Stream
 from slimrt.generation.options import GenerateOptions
+from slimrt.generation.stream import Stream
 from slimrt.generation.tickets import Cancelled
 from slimrt.runtime.runtime import Runtime
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from slimrt.generation.generate import Run
 from slimrt.generation.search import Append, Engine, Hypothesis, Task, beam_search
+from slimrt.generation.sequences import Sequences
 from slimrt.results import Generation, Timings
 from slimrt.runtime.kinds import places
 
@@ -15,6 +16,26 @@ def beam_places(run: Run) -> int:
     """How many of the engine's sequences search_beams uses for this run. Errors as places()."""
     n_prompt, limit = len(run.prompt), _limit(run)
     return places(run.runtime, run.options.num_beams, n_prompt + max(limit - 1, 0), shared=n_prompt)
+
+
+class SearchedRun(Run):
+    """One text that a beam search finds: all of it is there at once, at the end."""
+
+    _found: Generation | None = None
+
+    @property
+    def needs(self) -> int:
+        """As many sequences as there are beams. Errors as beam_places."""
+        return beam_places(self)
+
+    def task(self) -> Task[Generation]:
+        best = (yield from search_beams(Sequences(self.runtime), self, self._called))[0]
+        self._found, self.finish_reason = best, best.finish_reason
+        self.tokens, self._text = list(best.tokens), [best.text]
+        return best
+
+    def result(self) -> Generation:
+        return self._found or super().result()
 
 
 def _limit(run: Run) -> int:
@@ -45,12 +66,13 @@ def search_beams(engine: Engine, run: Run, called: float) -> Task[list[Generatio
             found = yield from beam_search(
                 engine, sequence, row, run.adjust, run.ends, limit, num_beams=options.num_beams,
                 length_penalty=options.length_penalty, early_stopping=options.early_stopping, given=run.n_given,
-                on_step=report,
+                on_step=report, bans=run.bans,
             )  # fmt: skip
     finally:
         engine.free_sequence(sequence)
     reason = "length" if limit == options.max_tokens else "context"
-    return [_result(run, one, "stop" if one.ended else reason, ready, called) for one in found]
+    reasons = [run.reason_of_end(len(one.tokens)) if one.ended else reason for one in found]
+    return [_result(run, *one, ready, called) for one in zip(found, reasons, strict=True)]
 
 
 def _result(run: Run, found: Hypothesis, reason: str, ready: float, called: float) -> Generation:

@@ -1,26 +1,27 @@
-"""Generation of one text after a prompt, as a task of the scheduler, with stop strings; and streams of text."""
+"""Generation of one text after a prompt, as a task of the scheduler, with stop strings."""
 
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.errors import ContextOverflowError, GrammarError
+from slimrt.generation.bans import Bans
 from slimrt.generation.breakers import breaker_tokens
 from slimrt.generation.grammar import Matcher, compile_grammar
 from slimrt.generation.loop import loop_of, prefixes_of
-from slimrt.generation.masks import MASKS, NothingMayCome
+from slimrt.generation.masks import MASKS, Mask, NothingMayCome
 from slimrt.generation.options import Options
 from slimrt.generation.search import Append, Decode, Encode, Logprobs, Task
 from slimrt.generation.stops import StopFilter
-from slimrt.generation.tickets import Call, Meter, Ticket
-from slimrt.plumbing.closing import Closing
+from slimrt.generation.tickets import Call, Meter
 from slimrt.results import CacheUse, Generation, Timings, TokenLogprob, TopLogprob, Usage
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session, check_length
@@ -34,6 +35,7 @@ class Run:
     Attributes:
         n_given: tokens of the prompt that are the output's, which a beam search counts in its length.
         drafted, accepted: numbers of draft tokens, and of those that were accepted (speculative decoding).
+        needs: sequences that it takes.
         key: the owner's name; cache_prompt reuses and leaves rows only among texts with the same key.
 
     Args:
@@ -83,9 +85,9 @@ class Run:
             raise error  # before anything is computed
         self._detokenizer = self._new_detokenizer(tokenizer) if tokenizer else None
         self._filter = StopFilter(options.stops)
-        for token in options.logit_bias or ():
-            if not 0 <= token < runtime.n_vocab:
-                raise ValueError(f"logit_bias names token {token}, the vocabulary has {runtime.n_vocab}")
+        for name in ("logit_bias", "suppress_tokens"):
+            if wrong := [id for id in getattr(options, name) or () if not 0 <= id < runtime.n_vocab]:
+                raise ValueError(f"{name} names token {wrong[0]}, the vocabulary has {runtime.n_vocab}")
         breakers = breaker_tokens(tokenizer, breaking) if tokenizer and breaking else ()
         self._sampler = options.sampler(seed, self.ends, breakers)
         self._sampler.accept(list(prompt))
@@ -96,6 +98,10 @@ class Run:
         self._cached = self._n_rows = 0
         self._ttft = self._prefill_seconds = self._decode_seconds = 0.0
         self._rows = self._skipped = 0
+
+    @property
+    def needs(self) -> int:
+        return 1
 
     def task(self) -> Task[Generation]:
         """Generate the text; meanwhile take() returns the pieces that may be shown."""
@@ -128,6 +134,22 @@ class Run:
     def logprobs(self) -> Sequence[TokenLogprob]:
         """Of the tokens so far; empty unless options.logprobs asks for them."""
         return self._logprobs
+
+    @cached_property
+    def bans(self) -> Bans | None:
+        """What may not come next; None: nothing says so, or a grammar says what the text is."""
+        if self._matcher is not None:
+            return None
+        return self.new_bans(None) or None
+
+    def new_bans(self, source: Sequence[int] | None) -> Bans:
+        """Bans of this text. source: ids that an encoder reads."""
+        runtime = self.runtime
+        return Bans(runtime.source.settings, self.options, self.prompt, source, self.ends, runtime.n_vocab)
+
+    def _mask(self) -> Future[Mask] | Mask | None:
+        """The tokens that may come next, for the sampler."""
+        return self._next_mask if self.bans is None else self.bans.mask(self.tokens)
 
     def _begin(self) -> Task[list[int]]:
         """Take a sequence; returns the tokens of the prompt that it has no rows of."""
@@ -167,7 +189,7 @@ class Run:
         n_logprobs = self.options.logprobs
         if self.options.logits_processor is None:
             choice: tuple[int, Logprobs | None] = yield Decode(
-                self.session, pending, self._sampler, n_logprobs, self._next_mask, self.options.greedy
+                self.session, pending, self._sampler, n_logprobs, self._mask(), self.options.greedy
             )
             return choice
         (logits,) = yield Append([(self.session, pending)])
@@ -175,7 +197,7 @@ class Run:
 
     def _chosen(self, logits: NDArray[np.float32]) -> tuple[int, Logprobs | None]:
         """The token chosen from a row of logits (vocab,), and its logprobs if asked for."""
-        token = self._sampler.sample(self._processed(logits, self.tokens), MASKS.wait(self._next_mask))
+        token = self._sampler.sample(self._processed(logits, self.tokens), MASKS.wait(self._mask()))
         n_logprobs = self.options.logprobs
         return token, core.token_logprobs(logits, token, n_logprobs) if n_logprobs else None
 
@@ -184,13 +206,17 @@ class Run:
         if self.options.max_tokens == 0:
             return self._finish("length")
         if token in self.ends:
-            return self._finish("stop")
+            return self._finish(self.reason_of_end(len(self.tokens)))
         if logprobs is not None:
             self._logprobs.append(self._token_logprob(token, logprobs))
         self._pending = []
         self._append(token)
         if self._matcher is not None:
             self._append_forced(self._matcher)
+
+    def reason_of_end(self, n: int) -> str:
+        """The finish_reason of a text that an end token follows after n others."""
+        return "stop" if self.bans is None or self.bans.forced(n) is None else "length"
 
     def _append_forced(self, matcher: Matcher) -> None:
         """Append the tokens that the grammar forces, which need no sampling (unless logprobs are asked for), and begin
@@ -339,60 +365,3 @@ def run_texts(runtime: Runtime, runs: Sequence[Run], options: Options) -> list[G
     """Generate several texts together; results in order."""
     loop, call = loop_of(runtime), Call.of(options.on_progress)
     return loop.results([loop.submit(run.task(), call=call, meter=run.meter) for run in runs])
-
-
-class Stream(Closing, Iterator[str]):
-    """Iterator over the pieces of a text as they are generated.
-
-    `result` is the Generation so far, complete after the last piece. Close the stream (or use it as a context manager)
-    to stop early and free its part of the cache.
-    """
-
-    def __init__(self, runtime: Runtime, run: Run):
-        self._run, self._loop, self._text, self._ended = run, loop_of(runtime), "", False
-        call = Call.of(run.options.on_progress)
-        self._ticket = self._loop.submit(run.task(), call=call, meter=run.meter)
-        weakref.finalize(self, _cancel, weakref.ref(self._ticket)).atexit = False
-
-    @property
-    def result(self) -> Generation:
-        return self._run.result()
-
-    def __next__(self) -> str:
-        if self._ended:
-            raise StopIteration
-        try:
-            self._loop.wait([self._ticket], self._has_text)
-        except BaseException:
-            self.close()
-            raise
-        if self._has_text():
-            text, self._text = self._text, ""
-            return text
-        self._ended = True
-        self._ticket.result()
-        raise StopIteration
-
-    def cancel(self) -> None:
-        """End the text at the next step, from any thread, without waiting for that."""
-        self._ticket.cancel()
-
-    def close(self) -> None:
-        self._ended = True
-        self._loop.end([self._ticket])
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a stream cannot be copied or pickled: its text is computed in this process; pass on the pieces"
-        )
-
-    def _has_text(self) -> bool:
-        self._text += self._run.take()
-        return self._text != ""
-
-
-def _cancel(ticket: weakref.ref[Ticket[Generation]]) -> None:
-    """End the task of a stream that was garbage-collected. A finalizer that held the ticket would keep what its
-    callbacks refer to, such as an object that holds the stream."""
-    if (task := ticket()) is not None:
-        task.cancel()

@@ -28,6 +28,13 @@ from slimrt.plumbing.arguments import (
 PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "dry_multiplier": 0.0}
 FILTERS = {"top_n_sigma": 0.0, "top_k": 0, "typical_p": 1.0, "top_p": 1.0, "min_p": 0.0, "xtc_probability": 0.0}
 """Options, with the values that switch them off."""
+BANS = ("min_tokens", "no_repeat_ngram_size", "suppress_tokens")
+"""Options that say what may not come; None: what the model's file says."""
+NOT_WITH_BEAMS: Mapping[str, object] = {
+    "lookup": False, "temperature": 0.0, **PENALTIES, **FILTERS, "mirostat": 0, "logprobs": 0, "stop": (),
+    "on_overflow": "error", **dict.fromkeys(CONSTRAINTS),
+}  # fmt: skip
+"""The same of all that beam search does not go with."""
 DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
 ON_OVERFLOW = ("error", "shift")
 
@@ -39,6 +46,7 @@ class GenerateOptions(TypedDict, total=False):
     """The keywords of generate, stream, chat and their async methods. See Model.generate."""
 
     max_tokens: int
+    min_tokens: int | None
     temperature: float
     top_k: int
     top_p: float
@@ -48,6 +56,8 @@ class GenerateOptions(TypedDict, total=False):
     frequency_penalty: float
     presence_penalty: float
     repeat_last_n: int
+    no_repeat_ngram_size: int | None
+    suppress_tokens: Sequence[int] | None
     logit_bias: Mapping[int, float] | None
     dry_multiplier: float
     dry_base: float
@@ -91,6 +101,7 @@ class Options:
     """
 
     max_tokens: int = 128
+    min_tokens: int | None = None
     temperature: float = 0.8
     top_k: int = 40
     top_p: float = 0.95
@@ -100,6 +111,8 @@ class Options:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repeat_last_n: int = 64
+    no_repeat_ngram_size: int | None = None
+    suppress_tokens: Sequence[int] | None = None
     logit_bias: Mapping[int, float] | None = None
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
@@ -148,6 +161,11 @@ class Options:
         if "" in self.dry_sequence_breakers:
             raise ValueError("dry_sequence_breakers must not be empty texts")
         positive("num_beams", self.num_beams)
+        for name in ("min_tokens", "no_repeat_ngram_size"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if 0 <= self.max_tokens < (self.min_tokens or 0):
+            raise ValueError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
         if self.on_overflow not in ON_OVERFLOW:
             raise ValueError(unknown("on_overflow", self.on_overflow, ON_OVERFLOW))
         if self.n_keep < -1:
@@ -165,17 +183,7 @@ class Options:
 
     def _check_beams(self) -> None:
         if self.num_beams > 1:
-            plain = {
-                "lookup": False,
-                "temperature": 0.0,
-                **PENALTIES,
-                **FILTERS,
-                "mirostat": 0,
-                "logprobs": 0,
-                "stop": (),
-            }
-            plain |= {"on_overflow": "error", **dict.fromkeys(CONSTRAINTS)}
-            self._refuse_beside("num_beams", plain)
+            self._refuse_beside("num_beams", NOT_WITH_BEAMS)
             return
         for name in ("length_penalty", "early_stopping"):
             if getattr(self, name) != self._default(name):
@@ -186,6 +194,8 @@ class Options:
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} each say what the text is: give one of them")
         for name, value in given.items():
+            if beside := [one for one in BANS if getattr(self, one)]:
+                raise ValueError(f"{beside[0]} does not go with {name}, which says what the text is: leave out one")
             if self.ignore_eos:
                 raise ValueError(f"ignore_eos does not go with {name}, which says where a text ends: leave out one")
             if not isinstance(value, Grammar):
@@ -212,6 +222,14 @@ class Options:
         for name in ("top_k", "repeat_last_n", "logprobs", "num_beams", "dry_allowed_length",
                      "dry_penalty_last_n", "mirostat", "n_keep"):  # fmt: skip
             count(name, getattr(self, name))
+        for name in ("min_tokens", "no_repeat_ngram_size"):
+            if getattr(self, name) is not None:
+                count(name, getattr(self, name))
+        if self.suppress_tokens is not None:
+            if isinstance(self.suppress_tokens, str) or not isinstance(self.suppress_tokens, Sequence):
+                raise TypeError(f"suppress_tokens must be a sequence of token ids, got {self.suppress_tokens!r}")
+            for id in self.suppress_tokens:
+                whole("a token id in suppress_tokens", id)
         for name in ("ignore_eos", "early_stopping", "cache_prompt", "lookup"):
             check_switch(name, getattr(self, name))
         for name in ("temperature", "top_p", "min_p", "typical_p", *PENALTIES, "dry_base", "top_n_sigma",

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.errors import ModelFormatError
+from slimrt.generation.bans import Bans
 from slimrt.plumbing.numbers import log_normaliser
 
 Result = TypeVar("Result")
@@ -312,6 +313,7 @@ def beam_search(
     patience: float = 1.0,
     given: int = 0,
     on_step: Callable[[int], object] | None = None,
+    bans: Bans | None = None,
 ) -> Task[list[Hypothesis]]:
     """Beam search: the most likely sequences found with num_beams hypotheses at a time, best first.
 
@@ -328,6 +330,7 @@ def beam_search(
             Search: How It Works and When It Stops", 2022).
         given: tokens that began each text without being chosen, and count in its length, as in Hugging Face's.
         on_step: called after each step with the number of tokens of the beams.
+        bans: tokens that may not come, after the rules; None: none.
 
     Raises:
         ValueError: the rules allow no token. ModelFormatError: a logit is NaN or +infinity.
@@ -337,7 +340,7 @@ def beam_search(
     try:
         while True:
             at_limit = len(beams[0].tokens) + 1 >= limit
-            candidates = _continuations(engine, beams, rows, rules, num_beams * (1 + max(len(ends), 1)))
+            candidates = _continuations(engine, beams, rows, rules, bans, num_beams * (1 + max(len(ends), 1)))
             for _, tokens, logprobs, _ in candidates[:num_beams]:
                 if tokens[-1] in ends:
                     found.append(Hypothesis(tokens[:-1], logprobs, True))
@@ -367,7 +370,7 @@ _Continuation = tuple[int, tuple[int, ...], tuple[float, ...], float]  # index o
 
 
 def _continuations(
-    engine: Engine, beams: Sequence[_Beam], rows: Logits, rules: Rules, count: int
+    engine: Engine, beams: Sequence[_Beam], rows: Logits, rules: Rules, bans: Bans | None, count: int
 ) -> list[_Continuation]:
     """The best `count` continuations of the beams by one token, best first."""
     for beam, row in zip(beams, rows, strict=True):
@@ -375,6 +378,10 @@ def _continuations(
     normalisers = engine.log_normalisers(rows)
     if np.isnan(normalisers).any():
         raise ModelFormatError("a logit is NaN or +infinity: the weights (or a logits_processor) are broken")
+    if bans is not None:
+        normalisers = np.array(
+            [bans.apply(row, beam.tokens, float(one)) for row, beam, one in zip(rows, beams, normalisers, strict=True)]
+        )
     options: list[tuple[float, int, int, float]] = []
     for index, tokens in enumerate(engine.likeliest(rows, count)):
         for token in tokens[tokens >= 0]:

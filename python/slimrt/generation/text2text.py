@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,15 +10,17 @@ import numpy as np
 
 from slimrt import core
 from slimrt.errors import ContextOverflowError, UnsupportedError
+from slimrt.generation.bans import Bans
 from slimrt.generation.beams import beam_places, search_beams
 from slimrt.generation.generate import Run, run_texts
-from slimrt.generation.languages import first_ids
 from slimrt.generation.loop import loop_of
-from slimrt.generation.options import GenerateOptions, Options
+from slimrt.generation.options import NOT_WITH_BEAMS, GenerateOptions, Options
 from slimrt.generation.search import Encode, Task
 from slimrt.generation.sequences import Sequences
 from slimrt.info import encoder_of
+from slimrt.modelfile.settings import SEARCH
 from slimrt.plumbing.arguments import check_function
+from slimrt.plumbing.notes import tell
 from slimrt.results import Generation
 from slimrt.runtime.runtime import Runtime
 from slimrt.tokenizer.detokenizer import IncrementalDetokenizer
@@ -63,13 +65,50 @@ class Text2Text(Options):
             )
 
 
+def with_own(runtime: Runtime, given: Mapping[str, Any], n_first: int, *, search: bool = True) -> Text2Text:
+    """The options of a call, with the model's own settings for what it leaves out. Errors as Text2Text.
+
+    Args:
+        given: keywords of Text2TextOptions.
+        n_first: ids that outputs begin with, which a model's max_length counts.
+        search: beam search counts among the settings, if nothing that it does not go with is given; it has at most as
+            many beams as the model has sequences, with a warning if its own were more.
+    """
+    settings, own = runtime.source.settings, dict[str, Any]()
+    if most := settings.max_new_tokens or settings.max_length:
+        own["max_tokens"] = max(most - n_first + (settings.max_new_tokens > 0), 1)
+    num_beams = given.get("num_beams", beams_of(runtime, given) if search else 1)
+    if num_beams != 1:
+        own |= {name: getattr(settings, name) for name in SEARCH} | {"num_beams": num_beams}
+    return Text2Text(**{**own, **given})
+
+
+def beams_of(runtime: Runtime, given: Mapping[str, Any]) -> int:
+    """The number of beams where the caller names none."""
+    wanted, n_seqs = runtime.source.settings.num_beams or 1, int(runtime.info["n_seqs"])
+    if wanted == 1 or not searchable(given):
+        return 1
+    if wanted > n_seqs:
+        tell(
+            f"the model's own settings are num_beams={wanted}, which takes as many sequences; {n_seqs} beams are what "
+            f"it has: load it with n_seqs={wanted}"
+        )
+    return min(wanted, n_seqs)
+
+
+def searchable(given: Mapping[str, Any]) -> bool:
+    """Whether beam search goes with options, given as keywords."""
+    nothing: tuple[object, ...] = (None, "", [])
+    return all(given.get(name) in (*nothing, off, getattr(Text2Text, name)) for name, off in NOT_WITH_BEAMS.items())
+
+
 class EncodedRun(Run):
     """One text being generated from a source.
 
     Args:
         source: ids of the source text.
         index: of this source in the call; its seed is seed + index.
-        first: ids that the output begins with; None: those that any has.
+        first: ids that the output begins with.
     """
 
     def __init__(
@@ -80,11 +119,14 @@ class EncodedRun(Run):
         options: Text2Text,
         seed: int,
         called: float,
-        first: Sequence[int] | None = None,
+        first: Sequence[int],
     ):
-        super().__init__(runtime, first or first_ids(runtime), options, seed + index, None, called)
+        super().__init__(runtime, first, options, seed + index, None, called)
         self.n_given = len(self.prompt) - 1
         self.source, self.index, self._on_result = source, index, options.on_result
+
+    def new_bans(self, source: Sequence[int] | None) -> Bans:
+        return super().new_bans(self.source)
 
     def _new_detokenizer(self, tokenizer: Tokenizer) -> IncrementalDetokenizer:
         """Begins a new text: what the output begins with is no prompt to continue."""
@@ -120,9 +162,9 @@ def text2text(
     options: Text2Text,
     seed: int,
     called: float,
-    first: Sequence[int] | None = None,
+    first: Sequence[int],
 ) -> list[Generation]:
-    """The text for each source (ids), decoded together. first: EncodedRun's; others and errors as Model.text2text."""
+    """The text for each source (ids), decoded together. first: EncodedRun's. Others and errors as Model.text2text."""
     for source in sources:
         check_source(runtime, len(source))
     runs = [EncodedRun(runtime, source, i, options, seed, called, first) for i, source in enumerate(sources)]

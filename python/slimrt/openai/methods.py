@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from slimrt.errors import UnsupportedError
-from slimrt.generation.generate import Stream
 from slimrt.generation.options import GenerateOptions
 from slimrt.generation.scored import prompt_logprobs
+from slimrt.generation.stream import Stream
 from slimrt.openai.requests import TOOLS, engine_options, refuse
 from slimrt.openai.responses import (
     Head,
