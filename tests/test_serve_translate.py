@@ -117,3 +117,57 @@ def test_languages_in_front_of_a_text(tmp_path):
         answer = ask(server, target="German")
         assert (answer.status, answer.error["param"]) == (400, "target")
         assert "cannot translate: that takes an encoder-decoder of texts" in answer.error["message"]
+
+
+def test_beams(nllb):
+    """The library's, whole and for several prompts; what goes with none is refused, with the reason."""
+    server, model = nllb
+    texts, options = [TEXT, "All men, and"], {"num_beams": 3, "length_penalty": 2.0, "early_stopping": True}
+    wanted = model.translate(texts, **PAIR, **options, max_tokens=8)
+    answer = ask(server, texts, **PAIR, **options).json
+    assert [one["text"] for one in answer["choices"]] == [one.text for one in wanted]
+    assert answer["usage"]["completion_tokens"] == sum(len(one.tokens) for one in wanted)
+    assert [one.tokens for one in wanted] != [one.tokens for one in model.translate(texts, **PAIR, max_tokens=8)]
+    for fields, param, message in (
+        ({"stream": True}, "stream", "beam search chooses its text at the end, which no stream can wait for"),
+        ({"n": 2}, "n", "num_beams gives the likeliest text, not n=2"),
+        ({"num_beams": 5}, "num_beams", "needs 5 sequences at once, the model has 4"),
+        ({"num_beams": 0}, "num_beams", "num_beams must be at least 1"),
+        ({"num_beams": True}, "num_beams", "num_beams must be a number"),
+        ({"temperature": 0.5}, "temperature", "does not go with num_beams=3"),
+        ({"use_beam_search": True}, "use_beam_search", "num_beams says how many beams"),
+    ):
+        refused = ask(server, **PAIR, **options | fields)
+        assert (refused.status, refused.error["param"]) == (400, param) and message in refused.error["message"]
+    assert ask(server, **PAIR).status == 200
+
+
+def test_least_tokens_and_words_that_never_come(nllb):
+    server, model = nllb
+    ends = ask(server, **PAIR, logit_bias={str(model.tokenizer.eos_id): 100}).json  # which comes at once
+    assert ends["usage"]["completion_tokens"] == 0
+    longer = {"min_tokens": 5, "logit_bias": {str(model.tokenizer.eos_id): 100}}
+    assert ask(server, **PAIR, **longer).json["usage"]["completion_tokens"] == 5
+    first = model.translate(TEXT, **PAIR, max_tokens=1).tokens[0]
+    options = {"suppress_tokens": [first], "no_repeat_ngram_size": 1}
+    wanted = model.translate(TEXT, **PAIR, **options, max_tokens=8)
+    assert ask(server, **PAIR, **options).json["choices"][0]["text"] == wanted.text and first not in wanted.tokens
+    for fields, param, message in (
+        ({"min_tokens": 9}, "min_tokens", "min_tokens=9 is more than max_tokens=8"),
+        ({"min_tokens": "5"}, "min_tokens", "must be a whole number"),
+        ({"min_tokens": True}, "min_tokens", "must be a number"),
+        ({"suppress_tokens": [10**6]}, "suppress_tokens", "suppress_tokens names token 1000000"),
+        ({"suppress_tokens": "a"}, "suppress_tokens", "must be a sequence of token ids"),
+        ({"min_new_tokens": 3}, "min_new_tokens", "here it is called min_tokens"),
+    ):
+        refused = ask(server, **PAIR, **fields)
+        assert (refused.status, refused.error["param"]) == (400, param) and message in refused.error["message"], fields
+
+
+def test_beams_of_a_model_that_continues_texts(tmp_path):
+    with served(tmp_path, "--parallel", "3", model=CHAT) as server, slimrt.Model(CHAT, n_seqs=3) as model:
+        wanted = model.generate("The king", num_beams=3, max_tokens=8)
+        assert ask(server, "The king", num_beams=3).json["choices"][0]["text"] == wanted.text
+        chat = server.chat(num_beams=2, max_tokens=6, temperature=0)
+        assert chat.status == 200 and chat.json["choices"][0]["message"]["content"]
+        assert server.chat(num_beams=2, max_tokens=6, stream=True).error["param"] == "stream"

@@ -10,7 +10,7 @@ from slimrt.generation.options import GenerateOptions
 from slimrt.plumbing.arguments import unknown
 from slimrt.plumbing.keywords import refusal
 
-OPTIONS = frozenset(GenerateOptions.__annotations__) - {"max_tokens", "logprobs", "num_beams", "on_progress"}
+OPTIONS = frozenset(GenerateOptions.__annotations__) - {"max_tokens", "logprobs", "on_progress"}
 """Options of generate with the same name and meaning here."""
 
 _NO_TOOLS = "create_chat_completion has tools"
@@ -29,6 +29,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "suffix": ((None, ""), "models are given what stands before the text alone"),
     "stopping_criteria": ((None,), "stop takes texts"),
     "best_of": ((None, 1), "n gives so many answers, to choose from by their logprobs"),
+    "use_beam_search": ((None, False), "num_beams says how many beams, at temperature 0"),
     "tfs_z": ((None, 1.0), "top_p, min_p and typical_p leave out what is unlikely"),
     "modalities": ((None, ["text"]), "answers are texts"),
     "audio": ((None,), "answers are texts"),

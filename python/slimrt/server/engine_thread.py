@@ -136,7 +136,9 @@ class EngineThread:
                     self._wake.set()
 
         run = making.run
-        making.ticket = self.loop.submit(run.task(), meter=run.meter, on_step=on_step, key=key, eager=True)
+        making.ticket = self.loop.submit(
+            run.task(), needs=run.needs, meter=run.meter, on_step=on_step, key=key, eager=True
+        )
         self._wake.set()
 
     def compute(self, task: Task[Result], key: str, told: Callable[[], object]) -> Ticket[Result]:

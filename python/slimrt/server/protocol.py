@@ -26,8 +26,9 @@ IGNORED = frozenset(
 )  # fmt: skip
 """Fields that OpenAI's clients send and that are ignored: there is one model, and nothing is stored."""
 
-_LIBRARY_ONLY = {"logits_processor", "show_tokens", "early_stopping", "length_penalty"}  # options of the library only
-_NUMBERS = {"seed"} | {one.name for one in Options.__dataclass_fields__.values() if type(one.default) in (int, float)}
+_LIBRARY_ONLY = {"logits_processor", "show_tokens"}  # options of the library only
+_NUMBERS = {one.name for one in Options.__dataclass_fields__.values() if type(one.default) in (int, float)}
+_NUMBERS |= {"seed", "min_tokens", "no_repeat_ngram_size"}
 _LANGUAGES = ("source", "target")
 _RENAMED = {"mirostat_mode", "response_format"}  # become options of ours
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")  # the last one has no effect
@@ -232,9 +233,16 @@ class _Fields:
         if wanted and not stream:
             raise self.wrong("stream_options", "stream_options goes with stream: true")
         self._check_bounds()
+        options = self._options(max_tokens, logprobs, also)
+        if options.get("num_beams", 1) > 1:
+            if stream:
+                raise self.wrong("stream", "beam search chooses its text at the end, which no stream can wait for: "
+                                 "leave out stream or num_beams")  # fmt: skip
+            if n > 1:
+                raise self.wrong("n", f"num_beams gives the likeliest text, not n={n}: leave out one of them")
         return {
             "call": self._call,
-            "options": self._options(max_tokens, logprobs, also),
+            "options": options,
             "n": n,
             "logprobs": logprobs,
             "stream": stream,
@@ -261,6 +269,9 @@ class _Fields:
         stop = self._left.get("stop")
         if isinstance(stop, list) and len(stop) > self._limits.max_stops:
             raise self.wrong("stop", f"stop may be {self._limits.max_stops} texts, not {len(stop)}")
+        never = self._left.get("suppress_tokens")
+        if isinstance(never, list) and len(never) > self._limits.max_biases:
+            raise self.wrong("suppress_tokens", f"suppress_tokens may be {self._limits.max_biases}, not {len(never)}")
         bias = self._left.get("logit_bias")
         if not isinstance(bias, dict):
             return

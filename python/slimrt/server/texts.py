@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slimrt.generation.answers import Answer, Root
+from slimrt.generation.beams import SearchedRun
 from slimrt.generation.generate import Run
-from slimrt.generation.languages import Translation, translation
-from slimrt.generation.text2text import EncodedRun, Text2Text, check_source
+from slimrt.generation.languages import Translation, first_ids, translation
+from slimrt.generation.text2text import EncodedRun, check_source, with_own
 from slimrt.model import Model
 from slimrt.openai.responses import Head, Json
 from slimrt.results import Generation, TokenLogprob
@@ -50,18 +51,26 @@ def runs_of(model: Model, request: TextRequest, plan: Plan, called: float, key: 
     try:
         if runtime.source.kind == "text2text":
             runs = list[Run](_encoded(model, request, plan, seed, called))
+        elif plan.options.num_beams > 1:
+            runs = [SearchedRun(runtime, ids, plan.options, seed, None, called) for ids in plan.prompts]
         elif n == 1:
             runs = [model._run(ids, plan.options, seed + i, None, called) for i, ids in enumerate(plan.prompts)]
         else:
             roots = [Root(ids) for ids in plan.prompts]
             runs = [Answer(runtime, root, i, plan.options, seed + at * n, called)
                     for at, root in enumerate(roots) for i in range(n)]  # fmt: skip
+        for one in runs:
+            one.needs  # noqa: B018  raises where the model has too few sequences
     except Exception as error:
         param = "messages" if "chat" in request.call else "prompt"
         raise refusal_of(error, param, request.schema_field) from error
     for one in runs:
         one.key = key
     return runs
+
+
+class _SearchedTranslation(SearchedRun, EncodedRun):
+    """A text that a beam search finds from a source."""
 
 
 def prompt_of(model: Model, prompt: str | Sequence[int]) -> list[int]:
@@ -91,11 +100,13 @@ def translation_of(model: Model, request: CompletionRequest) -> Translation | No
 def _encoded(model: Model, request: TextRequest, plan: Plan, seed: int, called: float) -> Iterator[EncodedRun]:
     """The runs for an encoder-decoder of texts."""
     given: Any = request.options | {"cache_prompt": False}  # decoder rows depend on the source too
-    options = Text2Text(**given)
+    first = plan.first or first_ids(model._runtime)
+    options = with_own(model._runtime, given, len(first), search=False)
+    kind = EncodedRun if options.num_beams == 1 else _SearchedTranslation
     for at, ids in enumerate(plan.prompts):
         check_source(model._runtime, len(ids))
         for i in range(request.n):
-            yield EncodedRun(model._runtime, ids, at * request.n + i, options, seed, called, plan.first)
+            yield kind(model._runtime, ids, at * request.n + i, options, seed, called, first)
 
 
 class Texts:
