@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections import Counter
 
 import numpy as np
@@ -175,6 +176,8 @@ def test_texts_of_language_models_are_those_of_transformers(family, case, beams,
             twice = model.generate(SOURCES[0], n=2, max_tokens=12, temperature=0.0)  # which share the prompt's rows
             looked_up = model.generate(SOURCES[0], lookup=True, max_tokens=12, temperature=0.0)
             assert {one.tokens for one in (*twice, looked_up)} == {ours[0].tokens}
+        answer = model.create_completion(SOURCES[0], num_beams=beams, max_tokens=12, temperature=0.0)
+        assert answer["choices"][0]["text"] == ours[0].text
     wanted = [pair.wanted(source, num_beams=beams, max_new_tokens=12) for source in SOURCES]
     assert [list(one.tokens) for one in ours] == wanted
     forced = "forced_eos_token_id" in PROMPTED[case]
@@ -260,6 +263,8 @@ def test_beams_find_their_sequences(tmp_path, capsys):
     with pair.open(n_seqs=1) as model:
         with pytest.warns(UserWarning, match="num_beams=3.* 1 beams are what it has: load it with n_seqs=3"):
             assert model.text2text(SOURCES[0]).tokens == alone.tokens
+        with warnings.catch_warnings(action="error"):
+            assert model.text2text(SOURCES[0], num_beams=1).tokens == alone.tokens
     flags = ["-p", "a bad cab", "--json", "--ctx", "64", "--cache-type", "f32", "-q"]
     for more, beams in ([], 3), (["--num-beams", "1"], 1), (["--temp", "0.5", "-s", "1"], 1):
         assert main(["text2text", str(tmp_path / "model.gguf"), *flags, *more]) == 0
@@ -276,15 +281,17 @@ def test_config_json_counts_where_there_is_nothing_else(tmp_path):
     (tmp_path / "generation_config.json").unlink()
     config = json.loads((tmp_path / "config.json").read_text())
     config.pop("forced_eos_token_id")
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_beams": 2, "max_length": 20, "min_length": 0}))
+    config |= {"num_beams": 2, "max_length": 20, "min_length": 0, "suppress_tokens": [5, N_VOCAB]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     found = {key: one.value for key, one in read_hf(tmp_path)[0].metadata.items() if "generation." in key}
-    assert found == {"slimrt.generation.num_beams": 2, "slimrt.generation.forced_eos_token_id": 1}
+    wanted = {"num_beams": 2, "forced_eos_token_id": 1, "suppress_tokens": [5]}  # no other id ever comes
+    assert found == {f"slimrt.generation.{name}": value for name, value in wanted.items()}
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("min_length", -1), ("num_beams", "4"), ("length_penalty", "2"), ("suppress_tokens", [N_VOCAB]),
-     ("suppress_tokens", 5), ("forced_eos_token_id", N_VOCAB), ("bad_words_ids", [[3, -1]]),
+    [("min_length", -1), ("num_beams", "4"), ("length_penalty", "2"), ("suppress_tokens", ["5"]),
+     ("suppress_tokens", 5), ("length_penalty", 41), ("forced_eos_token_id", N_VOCAB), ("bad_words_ids", [[3, -1]]),
      ("no_repeat_ngram_size", True), ("bad_words_ids", [[]])],
 )  # fmt: skip
 def test_settings_that_are_none_are_refused(name, value, tmp_path):
@@ -328,3 +335,13 @@ def test_options_that_are_wrong(options, message, tmp_path):
                 model.generate(SOURCES[0], **{name: value})
         with pytest.raises(TypeError, match="no min_new_tokens: here it is called min_tokens"):
             model.generate(SOURCES[0], min_new_tokens=2)
+        with pytest.raises(TypeError, match="no forced_eos_token_id: the model's own generation settings say it"):
+            model.generate(SOURCES[0], forced_eos_token_id=2)
+
+
+def test_more_beams_than_any_memory_holds(tmp_path):
+    path = Pair("T5", tmp_path).saved(**{"slimrt.generation.num_beams": uint32(2**31 - 1)})
+    with pytest.raises((slimrt.WontFitError, ValueError)):
+        slimrt.Model(path, progress=False)
+    with slimrt.Model(path, n_seqs=1, n_ctx=64, progress=False) as model:
+        assert model.text2text(SOURCES[0], num_beams=1, max_tokens=3).tokens

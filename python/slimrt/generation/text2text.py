@@ -77,13 +77,13 @@ def with_own(runtime: Runtime, given: Mapping[str, Any], n_first: int, *, search
     settings, own = runtime.source.settings, dict[str, Any]()
     if most := settings.max_new_tokens or settings.max_length:
         own["max_tokens"] = max(most - n_first + (settings.max_new_tokens > 0), 1)
-    num_beams = given.get("num_beams", beams_of(runtime, given) if search else 1)
+    num_beams = given["num_beams"] if "num_beams" in given else _own_beams(runtime, given) if search else 1
     if num_beams != 1:
         own |= {name: getattr(settings, name) for name in SEARCH} | {"num_beams": num_beams}
     return Text2Text(**{**own, **given})
 
 
-def beams_of(runtime: Runtime, given: Mapping[str, Any]) -> int:
+def _own_beams(runtime: Runtime, given: Mapping[str, Any]) -> int:
     """The number of beams where the caller names none."""
     wanted, n_seqs = runtime.source.settings.num_beams or 1, int(runtime.info["n_seqs"])
     if wanted == 1 or not searchable(given):

@@ -63,7 +63,7 @@ def _checked(key: str, value: Any, n_vocab: int) -> Any:
     """A value in the kind of its field."""
     name = key.removeprefix(PREFIX)
     if name == "length_penalty":
-        fits = isinstance(value, float) and -1e4 < value < 1e4
+        fits = isinstance(value, float) and -40 <= value <= 40
     elif name in ("early_stopping", "renormalize_logits"):
         fits = isinstance(value, bool)
     elif name.endswith(("_tokens", "_ids")) and not name.endswith("new_tokens"):

@@ -93,6 +93,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 
 
 ADVICE: dict[str, str] = {
+    "forced_eos_token_id": "the model's own generation settings say it (docs/tasks.md)",
+    "begin_suppress_tokens": "the model's own generation settings say it (docs/tasks.md)",
+    "encoder_no_repeat_ngram_size": "the model's own generation settings say it (docs/tasks.md)",
     "stream": "stream() yields the pieces of a text, and create_completion() takes stream",
     "tools": "write what tools there are into the messages",
     "tool_choice": "write what tools there are into the messages",

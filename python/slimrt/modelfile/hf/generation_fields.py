@@ -57,7 +57,7 @@ def generation_fields(
         if said.get(key) is True:
             found[key] = boolean(True)
     penalty = said.get("length_penalty", 1)
-    if isinstance(penalty, bool) or not isinstance(penalty, int | float):
+    if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not -40 <= penalty <= 40:
         raise _wrong("length_penalty", penalty)
     if encoder and penalty != 1:
         found["length_penalty"] = float32(float(penalty))
@@ -65,7 +65,8 @@ def generation_fields(
     if end := end if isinstance(end, list) else [] if end is None else [end]:
         found["forced_eos_token_id"] = uint32(min(_ids("forced_eos_token_id", end, n_vocab)))
     for key in _IDS:
-        if ids := _ids(key, said.get(key, []), n_vocab):
+        # An id beyond the vocabulary, such as of an image where the text part alone is read, never comes anyway.
+        if ids := [id for id in _ids(key, said.get(key, []), _MOST) if id < n_vocab]:
             found[key] = array(ids, GGUFValueType.INT32)
     if words := words_of(config.get("bad_words_ids"), said.get("eos_token_id"), n_vocab):
         found["bad_words_ids"] = array([id for word in words for id in (*word, -1)], GGUFValueType.INT32)
