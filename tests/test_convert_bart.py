@@ -69,15 +69,15 @@ def test_words_that_are_never_chosen(name, seq2seq, tmp_path):
         assert bias[2] == 0
 
 
-@pytest.mark.parametrize("words", ["a", [5], [[5, "6"]], [[]], [[5], [109]]])
+@pytest.mark.parametrize("words", ["a", [5], [[5, "6"]], [[]], [[5], [-1]]])
 def test_other_words_are_refused(words, seq2seq, tmp_path):
     with pytest.raises(ModelFormatError, match="bad_words_ids is .*, not such a setting of this model"):
         said(seq2seq("bart"), tmp_path, bad_words_ids=words)
 
 
 def test_words_of_several_tokens_are_a_setting(seq2seq, tmp_path):
-    """For a bias knows nothing of the tokens before."""
-    model = said(seq2seq("bart"), tmp_path, bad_words_ids=[[5, 6], [9], [7, 7, 8]])
+    """For a bias knows nothing of the tokens before; ids beyond the vocabulary never come."""
+    model = said(seq2seq("bart"), tmp_path, bad_words_ids=[[5, 6], [9], [7, 7, 8], [109], [5, 109]])
     assert model.value("slimrt.generation.bad_words_ids") == [5, 6, -1, 7, 7, 8, -1]
     assert np.flatnonzero(model.tensor("output.bias").values() < -1000).tolist() == [9]
 

@@ -111,7 +111,7 @@ def written(model, sources, **options):
 
 SETTINGS = {
     "lengths": {"min_length": 9, "max_length": 14, "forced_eos_token_id": END},
-    "new tokens": {"min_new_tokens": 7, "max_new_tokens": 10, "forced_bos_token_id": BOS},
+    "new tokens": {"min_new_tokens": 7, "min_length": 9, "max_new_tokens": 10, "forced_bos_token_id": BOS},
     "n-grams": {"no_repeat_ngram_size": 2, "max_length": 24},
     "no token twice": {"no_repeat_ngram_size": 1, "max_length": 24},
     "n-grams of the source": {"encoder_no_repeat_ngram_size": 1, "max_length": 16},
@@ -158,7 +158,7 @@ def test_words_that_never_come(family, beams, renormalize, tmp_path):
 PROMPTED = {  # settings of models that continue texts: a prompt counts in lengths and sequences
     "n-grams of prompt and text": {"no_repeat_ngram_size": 2},
     "length with its prompt": {"min_length": 19},
-    "length without it": {"min_new_tokens": 6, "forced_eos_token_id": END},
+    "length without it": {"min_new_tokens": 6, "min_length": 18, "forced_eos_token_id": END},
     "all": {"no_repeat_ngram_size": 3, "min_length": 17, "forced_eos_token_id": END, "suppress_tokens": [5, 6]},
 }
 

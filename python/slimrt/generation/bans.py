@@ -39,7 +39,8 @@ class Bans:
         n_vocab: int,
     ):
         self._renormalizes = settings.renormalize_logits
-        self._before, self._source, self._n_vocab = tuple(before), np.array(source or (), np.int32), n_vocab
+        self._before, self._source = np.array(before, np.int32), np.array(source or (), np.int32)
+        self._n_vocab = n_vocab
         self._ends = [id for id in ends if id < n_vocab]
         own = options.no_repeat_ngram_size
         self._ngram = settings.no_repeat_ngram_size if own is None else own
@@ -69,10 +70,9 @@ class Bans:
         if not tokens:
             found += self._not_first
         if self._ngram or self._source_ngram or self._words:
-            text = (*self._before, *tokens)
-            ids = np.array(text, np.int32)
-            found += [*_following(ids, ids, self._ngram), *_following(self._source, ids, self._source_ngram)]
-            found += [word[-1] for word in self._words if text[1 - len(word) :] == word[:-1]]
+            text = np.concatenate([self._before, np.array(tokens, np.int32)])
+            found += [*_following(text, text, self._ngram), *_following(self._source, text, self._source_ngram)]
+            found += [word[-1] for word in self._words if tuple(text[1 - len(word) :]) == word[:-1]]
         return found
 
     def mask(self, tokens: Sequence[int]) -> NDArray[np.uint32] | None:

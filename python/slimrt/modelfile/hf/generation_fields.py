@@ -48,6 +48,8 @@ def generation_fields(
         ModelFormatError: one is of another kind, or not a token of the vocabulary.
     """
     said = {key: value for key, value in (generation or config).items() if value is not None}
+    if "min_new_tokens" in said:
+        said.pop("min_length", None)  # transformers' generate() goes by the former alone
     found: dict[str, GGUFValue] = {}
     for key in (*_NUMBERS, *(_WITH_ENCODER if encoder else ())):
         number = _number(said, key)
@@ -65,8 +67,7 @@ def generation_fields(
     if end := end if isinstance(end, list) else [] if end is None else [end]:
         found["forced_eos_token_id"] = uint32(min(_ids("forced_eos_token_id", end, n_vocab)))
     for key in _IDS:
-        # An id beyond the vocabulary, such as of an image where the text part alone is read, never comes anyway.
-        if ids := [id for id in _ids(key, said.get(key, []), _MOST) if id < n_vocab]:
+        if ids := [id for id in _ids(key, said.get(key, [])) if id < n_vocab]:
             found[key] = array(ids, GGUFValueType.INT32)
     if words := words_of(config.get("bad_words_ids"), said.get("eos_token_id"), n_vocab):
         found["bad_words_ids"] = array([id for word in words for id in (*word, -1)], GGUFValueType.INT32)
@@ -74,16 +75,16 @@ def generation_fields(
 
 
 def words_of(words: Any, ends: Any, n_vocab: int) -> list[list[int]]:
-    """bad_words_ids without those that end a text, which stay allowed, as in transformers.
+    """bad_words_ids without those that end a text, which stay allowed, as in transformers, and those that never come.
 
-    ModelFormatError: they are not sequences of ids of the vocabulary."""
+    ModelFormatError: they are not sequences of ids."""
     words = [] if words is None else words
     if not isinstance(words, list) or not all(isinstance(word, list) and word for word in words):
         raise _wrong("bad_words_ids", words)
     for word in words:
-        _ids("bad_words_ids", word, n_vocab)
+        _ids("bad_words_ids", word)
     ends = ends if isinstance(ends, list) else [ends]
-    return [word for word in words if not (len(word) == 1 and word[0] in ends)]
+    return [word for word in words if max(word) < n_vocab and not (len(word) == 1 and word[0] in ends)]
 
 
 def _number(said: Mapping[str, Any], key: str) -> int:
@@ -93,7 +94,9 @@ def _number(said: Mapping[str, Any], key: str) -> int:
     return value
 
 
-def _ids(key: str, ids: Any, n_vocab: int) -> list[int]:
+def _ids(key: str, ids: Any, n_vocab: int = _MOST) -> list[int]:
+    """A list of ids. Where they are ruled out n_vocab is left out: one beyond the vocabulary, such as of an image where
+    the text part alone is read, never comes anyway."""
     if not isinstance(ids, list) or not all(type(id) is int and 0 <= id < n_vocab for id in ids):
         raise _wrong(key, ids)
     return ids
