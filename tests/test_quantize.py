@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quantisers of Q4_K, Q5_K and Q6_K, judged by gguf's dequantize, and the types that convert gives each matrix."""
+"""The quantisers of Q2_K to Q6_K, judged by gguf's dequantize, and the types that convert gives each matrix."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -16,8 +17,19 @@ from slimrt.converter import quantize
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf, string, uint32
 
-TYPES = ["q4_k", "q5_k", "q6_k"]
-LEVELS = {"q4_k": 15, "q5_k": 31}  # steps from the lowest to the highest code
+TYPES = ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
+LEVELS = {"q2_k": 3, "q4_k": 15, "q5_k": 31}  # steps from the lowest to the highest code
+REACH = {"q3_k": 4, "q6_k": 32}  # steps from 0 to the lowest code
+SIZE = {"q4_k": 32, "q5_k": 32} | dict.fromkeys(["q2_k", "q3_k", "q6_k"], 16)  # of a group
+WEIGHTED = ["q4_0", *TYPES]
+SAME_BYTES = {  # how their hash begins
+    "q4_0": "a2dbfe50",
+    "q2_k": "38357ed1",
+    "q3_k": "03f93d1d",
+    "q4_k": "5ea31852",
+    "q5_k": "da995ddc",
+    "q6_k": "6ee88eab",
+}
 MODELS = TESTS.parent / "models"
 
 
@@ -30,10 +42,9 @@ def there_and_back(x: np.ndarray, kind: str, n_threads: int = 1) -> np.ndarray:
 
 def steps(x: np.ndarray, kind: str) -> np.ndarray:
     """Of each group, the step of a uniform quantiser that reaches from its lowest to its highest value [n]."""
-    if kind == "q6_k":
-        groups = x.reshape(-1, 16).astype(np.float64)
-        return np.abs(groups).max(axis=1) / 32
-    groups = x.reshape(-1, 32).astype(np.float64)
+    groups = x.reshape(-1, SIZE[kind]).astype(np.float64)
+    if kind in REACH:
+        return np.abs(groups).max(axis=1) / REACH[kind]
     return (np.maximum(groups.max(axis=1), 0) - np.minimum(groups.min(axis=1), 0)) / LEVELS[kind]
 
 
@@ -75,17 +86,19 @@ def test_bytes_do_not_depend_on_threads_or_neighbours(kind):
 @pytest.mark.parametrize("name", ["gaussian", "uniform", "heavy", "groups"])
 @pytest.mark.parametrize("kind", TYPES)
 def test_error_is_below_that_of_uniform_steps(kind, name):
-    """Steps from end to end, errors spread evenly over each, no cost for the scales' own bits: step / sqrt(12)."""
+    """Steps from end to end, errors spread evenly over each, no cost for the scales' own bits: step / sqrt(12). Where
+    values are spread evenly, too, a few codes on either side of 0 cannot gain on that."""
     x = weights(name)
     uniform = rms(steps(x, kind)) / np.sqrt(12)
-    assert rms(there_and_back(x, kind) - x) <= 0.96 * uniform
+    assert rms(there_and_back(x, kind) - x) <= (1.01 if (kind, name) == ("q3_k", "uniform") else 0.96) * uniform
 
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_error_on_gaussians(kind):
-    """Measured figures: 0.0699, 0.0346, 0.0172."""
+    """Measured figures: 0.2585, 0.1435, 0.0699, 0.0346, 0.0172."""
+    most = {"q2_k": 0.2615, "q3_k": 0.145, "q4_k": 0.0707, "q5_k": 0.0352, "q6_k": 0.0174}
     x = weights("gaussian", (256, 1024))
-    assert rms(there_and_back(x, kind) - x) <= {"q4_k": 0.0707, "q5_k": 0.0352, "q6_k": 0.0174}[kind]
+    assert rms(there_and_back(x, kind) - x) <= most[kind]
 
 
 @pytest.mark.parametrize("name", ["gaussian", "uniform", "heavy", "negative", "positive", "groups"])
@@ -93,12 +106,13 @@ def test_error_on_gaussians(kind):
 def test_no_element_is_far_off(kind, name):
     """The search keeps a group's squared error below that of uniform steps, so one element can take it all: sqrt(n)
     / 2 steps; the scale's rounding moves it by half a code of 63 (or 127) at the widest group's end."""
-    x = weights(name)
-    size = 16 if kind == "q6_k" else 32
+    x, size = weights(name), SIZE[kind]
     off = np.abs(there_and_back(x, kind) - x).reshape(-1, 256 // size, size).max(axis=2)
     step = steps(x, kind).reshape(off.shape)
     widest = step.max(axis=1, keepdims=True)
-    assert (off <= np.sqrt(size) / 2 * step + {"q4_k": 15, "q5_k": 31, "q6_k": 32}[kind] / 63 * widest).all()
+    assert (
+        off <= np.sqrt(size) / 2 * step + (LEVELS | REACH)[kind] / {"q2_k": 15, "q3_k": 31}.get(kind, 63) * widest
+    ).all()
 
 
 @pytest.mark.parametrize("name", ["gaussian", "heavy", "negative"])
@@ -114,6 +128,70 @@ def test_what_is_quantised_already_hardly_changes(kind, name):
 def test_scaling_by_a_power_of_two_scales_the_result(kind):
     x = weights("gaussian")
     assert np.array_equal(there_and_back(x * 32, kind), 32 * there_and_back(x, kind))
+
+
+# ---------------------------------------------------------------- columns that count more or less
+def importance(n: int, seed: int = 4) -> np.ndarray:
+    """What each of n columns counts: most little, a few much."""
+    w = np.exp(1.5 * np.random.default_rng(seed).normal(size=n))
+    return (w / w.mean()).astype(np.float32)
+
+
+def weighted(x: np.ndarray, kind: str, w: np.ndarray | None, judge: np.ndarray) -> float:
+    """The squared error of x [rows, columns] quantised with importance w, where that of a column counts judge."""
+    stored = _core.quantize(kind, x, 1, w)
+    return float((judge * (quants.dequantize(stored, GGMLQuantizationType[kind.upper()]) - x) ** 2).sum())
+
+
+@pytest.mark.parametrize("name", ["gaussian", "heavy", "negative", "groups"])
+@pytest.mark.parametrize("kind", WEIGHTED)
+def test_columns_that_count_more_get_less_error(kind, name):
+    """On Gaussians the weighted error falls to 0.56 (q2_k) to 0.76 (q4_0) of itself, on the others to 0.81 at most. It
+    is 0.65 to 0.99 of what ggml_quantize_chunk makes of the same importance (llama-cpp-python 0.3.36)."""
+    x = weights(name)
+    w = importance(x.shape[1])
+    most = {"q4_0": 0.78, "q2_k": 0.58, "q3_k": 0.71, "q4_k": 0.68, "q5_k": 0.71, "q6_k": 0.77}[kind]
+    assert weighted(x, kind, w, w) <= (most if name == "gaussian" else 0.83) * weighted(x, kind, None, w)
+
+
+@pytest.mark.parametrize("kind", WEIGHTED)
+def test_columns_that_count_alike_are_those_without_importance(kind):
+    x, ones = weights("heavy"), np.ones(512, np.float32)
+    assert np.array_equal(_core.quantize(kind, x, 1, ones), _core.quantize(kind, x))
+    for factor in (2.0**-20, 2.0**20):  # the ends of what is taken; powers of two, so that nothing rounds
+        assert np.array_equal(_core.quantize(kind, x, 1, ones * np.float32(factor)), _core.quantize(kind, x))
+
+
+@pytest.mark.parametrize("kind", WEIGHTED)
+def test_weighted_bytes_do_not_depend_on_threads_or_neighbours(kind):
+    columns = 96 if kind == "q4_0" else 768  # of q4_0 rows that do not end with 256 weights
+    x, w = weights("gaussian", (67, columns)), importance(columns)
+    stored = _core.quantize(kind, x, 1, w)
+    assert np.array_equal(stored, _core.quantize(kind, x, 5, w))
+    assert np.array_equal(stored[3:4], _core.quantize(kind, x[3:4], 1, w))
+    assert np.array_equal(stored[1:], _core.quantize(kind, x[1:], 1, w))
+
+
+@pytest.mark.parametrize("kind", WEIGHTED)
+def test_weighted_bytes_are_the_same_on_every_machine(kind):
+    random = np.random.default_rng(1)
+    x = (random.integers(-4096, 4097, (8, 512)) / 1024).astype(np.float32)
+    w = (random.integers(1, 4096, 512) / 1024).astype(np.float32)
+    assert hashlib.sha256(_core.quantize(kind, x, 1, w).tobytes()).hexdigest()[:8] == SAME_BYTES[kind]
+
+
+@pytest.mark.parametrize(
+    "w, said",
+    [
+        (np.ones(511), "importance has 511 numbers for 512 columns"),
+        (np.full(512, 0.0), "importance must be from"),
+        (np.full(512, np.nan), "importance must be from"),
+        (np.full(512, 2e6), "importance must be from"),
+    ],
+)
+def test_importance_out_of_range_is_refused(w, said):
+    with pytest.raises(ValueError, match=said):
+        _core.quantize("q4_k", weights("gaussian"), 1, w.astype(np.float32))
 
 
 # ---------------------------------------------------------------- what is not like weights
@@ -157,24 +235,25 @@ def test_scales_that_are_subnormal_in_f16(kind, scale):
     """Such a scale is a multiple of 2^-24, and so is each step: at worst as wide as that, or as usual."""
     x = weights("gaussian") * np.float32(scale)
     off = there_and_back(x, kind) - x
-    assert rms(off) <= 0.0725 * scale + 2**-24 / np.sqrt(12)
+    assert rms(off) <= {"q2_k": 0.268, "q3_k": 0.149}.get(kind, 0.0725) * scale + 2**-24 / np.sqrt(12)
 
 
-@pytest.mark.parametrize("kind", ["q4_k", "q5_k"])
+@pytest.mark.parametrize("kind", LEVELS)
 @pytest.mark.parametrize("name", ["negative", "positive", "gaussian"])
 def test_what_is_subtracted_is_not_negative(kind, name):
-    stored = _core.quantize(kind, weights(name)).reshape(-1, {"q4_k": 144, "q5_k": 176}[kind])
-    scales = stored[:, :4].copy().view(np.float16)
+    stored = _core.quantize(kind, weights(name)).reshape(-1, {"q2_k": 84, "q4_k": 144, "q5_k": 176}[kind])
+    scales = (stored[:, -4:] if kind == "q2_k" else stored[:, :4]).copy().view(np.float16)
     assert (scales >= 0).all() and np.isfinite(scales).all()
 
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_values_near_the_largest_are_held_or_refused(kind):
-    reach = 65504 * {"q4_k": 63 * 15, "q5_k": 63 * 31, "q6_k": 128 * 32}[kind]
+    reach = 65504 * {"q2_k": 15 * 3, "q3_k": 32 * 4, "q4_k": 63 * 15, "q5_k": 63 * 31, "q6_k": 128 * 32}[kind]
     x = weights("positive")
     x /= x.max()
     x[:, ::16] = 1  # in every group
-    assert rms(there_and_back(x * np.float32(0.9 * reach), kind) / reach - 0.9 * x) < 0.03
+    held, most = {"q2_k": (0.6, 0.1), "q3_k": (0.7, 0.07)}.get(kind, (0.9, 0.03))  # few codes may reach beyond x
+    assert rms(there_and_back(x * np.float32(held * reach), kind) / reach - held * x) < most
     for factor in (1.2, 1e4, 1e20):
         with pytest.raises(UnsupportedError, match=f"values reach .*more than the f16 scales of {kind}"):
             _core.quantize(kind, x * np.float32(factor * reach))
@@ -188,7 +267,7 @@ def test_what_is_no_row_or_no_type_of_ours():
     x = weights("gaussian")
     with pytest.raises(ValueError, match="rows of 100 do not divide into blocks of 256"):
         _core.quantize("q4_k", np.ascontiguousarray(x[:, :100]))
-    with pytest.raises(ValueError, match="to q4_k, q5_k and q6_k, not to q8_0"):
+    with pytest.raises(ValueError, match="to q4_0, q2_k, q3_k, q4_k, q5_k and q6_k, not to q8_0"):
         _core.quantize("q8_0", x)
     with pytest.raises(ValueError, match="unknown element type 'q4_k_m'"):
         _core.quantize("q4_k_m", x)
@@ -239,7 +318,7 @@ def test_q4_k_m_gives_more_bits_where_llama_cpp_does(n_layers):
     assert model.value("general.file_type") == 15 and model.value("general.quantization_version") == 2
 
 
-@pytest.mark.parametrize("outtype, file_type", [("q4_k", 14), ("q5_k", 16), ("q6_k", 18)])
+@pytest.mark.parametrize("outtype, file_type", [("q2_k", 21), ("q3_k", 11), ("q4_k", 14), ("q5_k", 16), ("q6_k", 18)])
 def test_plain_types(outtype, file_type):
     shapes = {"token_embd": (256, 256), "attn_v": (256, 256), "ffn_down": (256, 512)}
     model, warnings = quantize.requantise(named(8, shapes), outtype)

@@ -455,9 +455,12 @@ def cublas_lt_library() -> str:
 def available_memory(device: str = "cpu") -> int:
     """Bytes free on a device; 0: unknown. UnsupportedError: there is no such device."""
 
-def quantize(type: str, x: NDArray[np.float32], n_threads: int = 0) -> NDArray[np.uint8]:
-    """Rows [rows, cols] as blocks of "q4_k", "q5_k" or "q6_k": uint8 [rows, bytes of a row]. The bytes are the same on
-    every machine and for every n_threads. UnsupportedError: a value is not finite, or too large for f16 scales."""
+def quantize(
+    type: str, x: NDArray[np.float32], n_threads: int = 0, importance: NDArray[np.float32] | None = None
+) -> NDArray[np.uint8]:
+    """Rows [rows, cols] as blocks of "q4_0", "q2_k", "q3_k", "q4_k", "q5_k" or "q6_k": uint8 [rows, bytes of a row].
+    importance [cols], about 1: what an element's squared error counts. The bytes are the same on every machine and for
+    every n_threads. UnsupportedError: a value is not finite, or too large for f16 scales."""
 
 def access(text: str = "") -> str:
     """What a text says of how to access memory, kind by kind: "f32=t0:4096,..."; without one, what engines opened from

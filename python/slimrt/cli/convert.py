@@ -23,7 +23,7 @@ def add_flags(flags: Flags) -> None:
     flags.add("--force", action="store_true", help="replace OUT where it exists")
     flags.add("--lora", action="append", default=[], metavar="ADAPTER[:SCALE]", help="merge a LoRA adapter: PEFT's "
               "directory, or a GGUF file; may be given several times")  # fmt: skip
-    types = "f32, f16, bf16, q8_0, q4_0, q4_k, q4_k_m, q5_k, q6_k"
+    types = "f32, f16, bf16, q8_0, q4_0, q2_k, q3_k, q4_k, q4_k_m, q5_k, q6_k"
     flags.add("--outtype", type=lower, metavar="TYPE", help=f"type of the weights: {types}; default: as they are")
     flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare the logits with those of the source "
               "with kv f32, on a text; audio encoders are given noise. Exit code 3, and no file, where over 5 %% of V "

@@ -17,7 +17,8 @@ from slimrt.modelfile.gguf import ModelData, Tensor, uint32
 
 _Kind = GGMLQuantizationType
 _PLAIN = (_Kind.F32, _Kind.F16, _Kind.BF16)
-_BY_US = (_Kind.Q4_K, _Kind.Q5_K, _Kind.Q6_K)  # quantised by the core: gguf-py has no quantisers of these
+# Quantised by the core: gguf-py has no quantisers of these.
+_BY_US = (_Kind.Q2_K, _Kind.Q3_K, _Kind.Q4_K, _Kind.Q5_K, _Kind.Q6_K)
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ OUT_TYPES = {
     "bf16": OutType(_Kind.BF16, LlamaFileType.MOSTLY_BF16),
     "q8_0": OutType(_Kind.Q8_0, LlamaFileType.MOSTLY_Q8_0),
     "q4_0": OutType(_Kind.Q4_0, LlamaFileType.MOSTLY_Q4_0, output=_Kind.Q8_0, embedding=_Kind.Q8_0),
+    "q2_k": OutType(_Kind.Q2_K, LlamaFileType.MOSTLY_Q2_K_S, output=_Kind.Q6_K),
+    "q3_k": OutType(_Kind.Q3_K, LlamaFileType.MOSTLY_Q3_K_S, output=_Kind.Q6_K),
     "q4_k": OutType(_Kind.Q4_K, LlamaFileType.MOSTLY_Q4_K_S, output=_Kind.Q6_K),
     "q4_k_m": OutType(_Kind.Q4_K, LlamaFileType.MOSTLY_Q4_K_M, output=_Kind.Q6_K, more_bits=_Kind.Q6_K),
     "q5_k": OutType(_Kind.Q5_K, LlamaFileType.MOSTLY_Q5_K_S, output=_Kind.Q6_K),
