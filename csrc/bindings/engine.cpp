@@ -243,6 +243,19 @@ class PyEngine {
         return nb::cast(numpy_array(std::move(out), {layers, n, d}));
     }
 
+    nb::dict input_squares(const Tokens& tokens, const nb::object& on_progress) {
+        const std::vector<int32_t> keep(tokens.data(), tokens.data() + tokens.size());
+        std::map<std::string, InputSquares> squares;
+        locked([&] { squares = engine_->input_squares(keep, checked_progress(on_progress)); });
+        nb::dict out;
+        for (auto& [name, of] : squares) {
+            const size_t n = of.counts.size(), cols = of.sums.size() / n;
+            out[name.c_str()] = nb::make_tuple(numpy_array(std::move(of.sums), {n, cols}),
+                                               numpy_array(std::move(of.counts), {n}));
+        }
+        return out;
+    }
+
     nb::object save_rows(int sequence, int64_t begin) {
         std::vector<std::byte> bytes;
         locked([&] { bytes = engine_->save_rows(sequence, begin); });
@@ -374,6 +387,8 @@ void bind_engine(nb::module_& m) {
         .def("alignment", &PyEngine::alignment, nb::arg("sequence"), nb::arg("tokens"), nb::arg("heads"),
              nb::kw_only(), nb::arg("on_progress") = nb::none())
         .def("attention_inputs", &PyEngine::attention_inputs, nb::arg("ids"), nb::kw_only(),
+             nb::arg("on_progress") = nb::none())
+        .def("input_squares", &PyEngine::input_squares, nb::arg("ids"), nb::kw_only(),
              nb::arg("on_progress") = nb::none())
         .def("save_sequence", &PyEngine::save_sequence, nb::arg("sequence"))
         .def("load_sequence", &PyEngine::load_sequence, nb::arg("data"))

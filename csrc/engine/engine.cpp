@@ -213,6 +213,23 @@ void Engine::attention_inputs(std::span<const int32_t> tokens, float* out, const
     append({&item, 1}, Output::logits, nullptr, progress, observer);
 }
 
+std::map<std::string, InputSquares> Engine::input_squares(std::span<const int32_t> tokens,
+                                                          const Progress& progress) {
+    InputSquaresOfWeights squares(file_, decoder_->matrices());
+    const int sequence = cache().create();
+    const ScopeExit finish([&] {
+        cache().release(sequence);
+        for (const auto& backend : backends_) backend->observe_products({});
+    });
+    for (const auto& backend : backends_)
+        if (!backend->observe_products([&](Tensor weight, Tensor x) { squares.add(weight, x); }))
+            fail(ErrorCode::unsupported, "inputs of products are summed on the CPU alone, not on ",
+                 backend->description());
+    const Item item{sequence, tokens};
+    append({&item, 1}, Output::logits, nullptr, progress);
+    return squares.sums();
+}
+
 std::string Engine::cache_fingerprint() {
     std::string text = concat("slimrt rows 3 ", config().architecture->name, " ", config().n_layers);
     for (int layer = 0; layer < config().n_layers; ++layer) {

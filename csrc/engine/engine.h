@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/input_squares.h"
 #include "engine/planner.h"
 #include "engine/sampler.h"
 #include "engine/step.h"
@@ -82,6 +83,11 @@ class Engine {
 
     /// The normed attention input of each layer for these tokens, [n_layers, n, d_model] f32.
     void attention_inputs(std::span<const int32_t> tokens, float* out, const Progress& progress);
+
+    /// What these tokens, as a sequence of their own, multiply each weight by, but for the head's. Throws
+    /// Error{unsupported} where a layer is not on the CPU.
+    std::map<std::string, InputSquares> input_squares(std::span<const int32_t> tokens,
+                                                      const Progress& progress);
 
     /// The rows of a sequence from token `begin`, the start of a block, with what they depend on. load_rows()
     /// appends them to a sequence of `begin` tokens; load_sequence() makes one of rows from 0. Throws

@@ -196,6 +196,9 @@ struct SparseCounts {
 };
 enum class MemoryKind { weights, derived, cache, scratch };
 
+/// Called with a weight [rows, k] and the rows x [n, k] that it is about to be multiplied by.
+using ProductObserver = std::function<void(Tensor weight, Tensor x)>;
+
 class Backend {
   public:
     virtual ~Backend() = default;
@@ -232,6 +235,9 @@ class Backend {
         const Product product{weight, bias, out};
         linear(x, {&product, 1});
     }
+    /// From now on linear() and experts() (with the weight of each expert) call it before each product, on
+    /// the caller's thread; empty: no longer. False: this backend cannot.
+    virtual bool observe_products(ProductObserver) { return false; }
     /// Per head: out[:, head] = x[:, head] W_head^T, W = n_heads stacked [m, k]; x [n, n_heads * k],
     /// out [n, n_heads * m].
     virtual void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) = 0;

@@ -281,6 +281,14 @@ class Engine:
         """The input of every layer's attention (after its norm, if it has one) for one text: float32 [n_layers, n,
         d_model], for calibration. on_progress as for append.
         """
+    def input_squares(
+        self, ids: NDArray[np.int32], *, on_progress: Callable[[int, int], object] | None = None
+    ) -> dict[str, tuple[NDArray[np.float64], NDArray[np.int64]]]:
+        """Of each weight matrix but the output's that one text multiplies, by name: sums of squares of its input's
+        columns [matrices, columns], and the number of rows [matrices]; a stack has a matrix for each expert or head.
+        on_progress as for append.
+        UnsupportedError: a layer is not on the CPU.
+        """
     def save_sequence(self, sequence: int) -> NDArray[np.uint8]: ...
     def load_sequence(self, data: NDArray[np.uint8]) -> int:
         """A new sequence from saved rows. ModelFormatError when they are of another model or cache;

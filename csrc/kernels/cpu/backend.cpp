@@ -131,7 +131,11 @@ const LinearKernel* CpuBackend::find_kernel(DType dtype, int64_t n_tokens) const
     return nullptr;
 }
 
-void CpuBackend::linear(Tensor x, std::span<const Product> products) { multiply(x, 1, products); }
+void CpuBackend::linear(Tensor x, std::span<const Product> products) {
+    if (observer_)
+        for (const Product& product : products) observer_(product.weight, x);
+    multiply(x, 1, products);
+}
 
 void CpuBackend::linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) {
     const Product product{weight, {}, out};

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/memory_info.h"
@@ -49,6 +50,10 @@ class CpuBackend final : public Backend {
     void norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) override;
     void inverse_rms(Tensor x, float eps, Tensor out) override;
     void linear(Tensor x, std::span<const Product> products) override;
+    bool observe_products(ProductObserver observer) override {
+        observer_ = std::move(observer);
+        return true;
+    }
     void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) override;
     void route(const Router& router, Tensor scores, Tensor bias, Tensor ids, Tensor shares) override;
     void experts(Activation kind, const Experts& experts, Tensor x, Tensor ids, Tensor shares,
@@ -129,6 +134,7 @@ class CpuBackend final : public Backend {
     Memory memory_;
     Buffer workspace_;
     SparseCounts sparse_counts_;
+    ProductObserver observer_;  // or none
 };
 
 }  // namespace slimrt::cpu

@@ -169,6 +169,9 @@ void CpuBackend::multiply_sorted(const SortedPairs& pairs, std::span<const Sorte
     for (const SortedProduct& p : products) {
         const bool packed = &p > products.data() && p.packed == products[0].packed;
         for (const SortedPairs::Of& of : pairs.experts) {
+            for (int64_t i = of.first; observer_ && i < of.first + of.n; ++i)
+                observer_(p.weight.rows_of(of.expert * p.step, rows),
+                          p.x.rows_of(pairs.pair[i] / p.share, 1));
             for (int64_t first = 0; first < rows; first += share)
                 items.push_back({&p, &of, first, std::min(share, rows - first)});
             if (packed) continue;
