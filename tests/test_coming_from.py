@@ -46,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / name).symlink_to(ROOT / "models" / ours)
     text = (ROOT / "models" / "heldout.txt").read_text()
     (folder / "file.txt").write_text(text[:2000])
+    slimrt.imatrix(folder / "model.gguf", folder / "imatrix.gguf", folder / "file.txt", chunk=64)
     (folder / "grammars").mkdir()
     (folder / "grammars" / "json.gbnf").write_text('root ::= "{" [a-z]{1,9} "}"')
     return folder

@@ -42,7 +42,7 @@ def test_outtype(outtype):
     original, _ = read_hf(GOLDEN / "gpt2_erf")
     model, warnings = requantise(original, outtype)
     # No row of this model divides into blocks of 256.
-    kind = "q8_0" if outtype.startswith(("q4_k", "q5_k", "q6_k")) else outtype
+    kind = "q8_0" if outtype.startswith(("q2_k", "q3_k", "q4_k", "q5_k", "q6_k")) else outtype
     step = {"f32": 0, "f16": 2**-11, "bf16": 2**-8, "q8_0": 1 / 254, "q4_0": 1 / 8}[kind]
     n_other = 0
     for name, tensor in model.tensors.items():

@@ -11,6 +11,7 @@ if TYPE_CHECKING:  # at run time names are imported on first use, by __getattr__
     from slimrt.cache.config import CacheConfig
     from slimrt.cache.plan_result import PlanResult, PlanRow
     from slimrt.converter.call import convert
+    from slimrt.converter.imatrix import ImatrixReport, imatrix
     from slimrt.core import __version__
     from slimrt.errors import (
         AudioError,
@@ -58,6 +59,7 @@ __all__ = [
     "GenerateOptions",
     "Generation",
     "GrammarError",
+    "ImatrixReport",
     "Model",
     "ModelFormatError",
     "ModelSource",
@@ -80,6 +82,7 @@ __all__ = [
     "__version__",
     "compare_caches",
     "convert",
+    "imatrix",
     "plan",
 ]
 
@@ -89,6 +92,7 @@ _NAMES = {
     "cache.config": ("CacheConfig",),
     "cache.plan_result": ("PlanResult", "PlanRow"),
     "converter.call": ("convert",),
+    "converter.imatrix": ("ImatrixReport", "imatrix"),
     "core": ("__version__",),
     "errors": (
         "AudioError",

@@ -25,6 +25,8 @@ def add_flags(flags: Flags) -> None:
               "directory, or a GGUF file; may be given several times")  # fmt: skip
     types = "f32, f16, bf16, q8_0, q4_0, q2_k, q3_k, q4_k, q4_k_m, q5_k, q6_k"
     flags.add("--outtype", type=lower, metavar="TYPE", help=f"type of the weights: {types}; default: as they are")
+    flags.add("--imatrix", metavar="FILE", help="importance matrix: weights count by what they are multiplied by; a "
+              "file of slimrt imatrix or llama-imatrix")  # fmt: skip
     flags.add("--verify", nargs="?", const="", metavar="TEXTFILE", help="compare the logits with those of the source "
               "with kv f32, on a text; audio encoders are given noise. Exit code 3, and no file, where over 5 %% of V "
               "is lost in a layer")  # fmt: skip
@@ -95,7 +97,7 @@ def several(text: str) -> int | float | list[int | float]:
 def _check_cache(args: argparse.Namespace) -> None:
     """Refuse as wrong usage cache flags that cannot be combined, whatever the model, and unknown outtypes. A target
     without --cache means auto."""
-    from slimrt.converter.quantize import check_outtype
+    from slimrt.converter.quantize import check_outtype, check_weighted
     from slimrt.converter.request import Asked, checked
 
     if args.cache is None and (args.target_error is not None or args.target_bytes is not None):
@@ -104,6 +106,8 @@ def _check_cache(args: argparse.Namespace) -> None:
         args.cache_type = args.cache_type.split(",")
     if args.outtype is not None:
         from_flags(args, lambda: check_outtype(args.outtype))
+    if args.imatrix is not None:
+        from_flags(args, lambda: check_weighted(args.outtype))
     names = {field.name for field in fields(Asked)} - {"lossy"}
     asked = Asked(lossy=args.allow_lossy, **{name: getattr(args, name) for name in names})
     from_flags(args, lambda: checked(asked.spelled_out()))
@@ -142,6 +146,7 @@ def _convert(args: argparse.Namespace) -> ConvertReport:
         predict=args.predict,
         v_heads=args.v_heads,
         outtype=args.outtype,
+        imatrix=args.imatrix,
         kv_layers=args.kv_layers,
         kv_heads=args.kv_heads,
         merge=args.merge,

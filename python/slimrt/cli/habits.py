@@ -106,9 +106,9 @@ HABITS = (
     Habit(("--kl-divergence", "--kl-divergence-base"), "--compare kv:q8 k:f16 ... measures it in one call", None,
           ("perplexity",)),
     Habit(("-pg",), "prefill and decode are measured one by one: -p N -n N", None, ("bench",)),
-    Habit(("--allow-requantize", "--leave-output-tensor", "--pure", "--imatrix"),
-          "every tensor takes the type that --outtype says of it, and there is no importance matrix", None,
-          ("convert",)),
+    Habit(("--allow-requantize", "--leave-output-tensor", "--pure"),
+          "every tensor takes the type that --outtype says of it", None, ("convert",)),
+    Habit(("--process-output",), "the output matrix is left out: it gets more bits", None, ("imatrix",)),
     Habit(("--outfile",), "the file to write is -o FILE", None, ("convert",)),
     # whisper.cpp and openai-whisper
     Habit(("-otxt", "--output-txt", "-osrt", "--output-srt", "-ovtt", "--output-vtt", "-oj", "--output-json", "-ocsv",

@@ -64,6 +64,13 @@ VERBS = {
             "slimrt convert model.gguf -o low.gguf --cache lowrank --bits 2,4 --verify",
         ),
     ),
+    "imatrix": Verb(
+        "measure on a text what each weight is multiplied by, for slimrt convert --imatrix",
+        (
+            "slimrt imatrix model-f16.gguf text.txt -o imatrix.gguf",
+            "slimrt convert model-f16.gguf --outtype q4_k_m --imatrix imatrix.gguf -o model.gguf",
+        ),
+    ),
     "inspect": Verb(
         "metadata, tensors, and which cache modes a model can use, with the reason against each of the others",
         ("slimrt inspect model.gguf", "slimrt inspect model.gguf --spectrum spectrum.png"),

@@ -31,6 +31,7 @@ def convert(
     predict: bool = False,
     v_heads: float = 0.0,
     outtype: str | None = None,
+    imatrix: str | os.PathLike[str] | None = None,
     kv_layers: int | None = None,
     kv_heads: int | None = None,
     merge: str = "uniform",
@@ -80,6 +81,9 @@ def convert(
             quarter of K's bytes. Heads are permuted, which changes only the order of float sums; a layer in which all
             heads are chosen gets mode kv.
         outtype: type of the weight matrices, a key of `slimrt.converter.quantize.OUT_TYPES`; None: as in the source.
+        imatrix: for outtypes of less than 8 bits: an importance matrix of this model, a file of `slimrt.imatrix` or of
+            llama.cpp's llama-imatrix, in GGUF or its older binary format. The error of a weight then counts as much as
+            the mean square of what it is multiplied by.
         kv_layers, kv_heads: for architectures "gptneox" and "llama" (MLKV): how many layers have K and V of their own,
             and how many KV heads these have; the others are merged into them (`slimrt.converter.share.share`). None:
             all. The result is not usable before it is trained further.
@@ -138,6 +142,7 @@ def convert(
         predict=predict,
         v_heads=v_heads,
         outtype=outtype,
+        imatrix=imatrix,
         kv_layers=kv_layers,
         kv_heads=kv_heads,
         merge=merge,

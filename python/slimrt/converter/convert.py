@@ -17,7 +17,8 @@ from gguf.gguf_writer import GGUFValue
 from slimrt import core
 from slimrt.cache.config import CacheChoice
 from slimrt.cache.planner import Planner
-from slimrt.converter.quantize import check_outtype, requantise, weight_type
+from slimrt.converter.importance import Importance
+from slimrt.converter.quantize import check_outtype, check_weighted, requantise, weight_type
 from slimrt.converter.request import Asked, checked
 from slimrt.converter.share import share as share_layers
 from slimrt.converter.sparse import KEY as SPARSE_KEY
@@ -35,6 +36,7 @@ from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport
 from slimrt.folding.weights import fold_value_bias
 from slimrt.modelfile.gguf import ModelData, array, check_room, float32, string, uint32, written_gguf
 from slimrt.modelfile.hub import located
+from slimrt.modelfile.imatrix import Imatrix, read_imatrix
 from slimrt.modelfile.lora import Adapters, Named
 from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_files, source_hash
 from slimrt.modelfile.source import ModelSource
@@ -61,6 +63,7 @@ def convert(
     predict: bool = False,
     v_heads: float = 0.0,
     outtype: str | None = None,
+    imatrix: str | os.PathLike[str] | None = None,
     kv_layers: int | None = None,
     kv_heads: int | None = None,
     merge: str = "uniform",
@@ -87,16 +90,18 @@ def convert(
     _check(source, target, outtype, overwrite, adapters)
     _check_texts(target, cache, calibration, verify)
     sharing = _sharing(cache, kv_layers, kv_heads, merge, shared_keys)
+    matrix = None if imatrix is None else _imatrix(imatrix, target, outtype, sharing)
     plainly = cache is None and cross is None and outtype is None and not sharing and not adapters
     folds = (f"--cache {cache}", f"--cross {cross}")
     model, warnings = read_model(source, keep_fold=plainly, named=folds, adapters=adapters)
     before = Stored(weight_type(model), sum(file.stat().st_size for file in source_files(source)))
+    importance = Importance() if matrix is None else Importance.of(matrix, model)
     if sharing:
         model, more = share_layers(model, kv_layers, kv_heads, merge, shared_keys)
         warnings += more
     plain_types = model
     if outtype is not None:
-        model, more = requantise(model, outtype)
+        model, more = requantise(model, outtype, importance)
         warnings += more
     attention = _attention(model, request, calibration, verify)
     if sparse:
@@ -120,7 +125,7 @@ def convert(
             plain = source if calibration == "none" else runnable(source, show, adapters)
             with calibrated(plain, model, calibration, folder=spool, show_progress=show) as known:
                 if request.v_heads:
-                    known = _keep_v(known, plain_types, request.v_heads, outtype, show)
+                    known = _keep_v(known, plain_types, request.v_heads, outtype, importance, show)
                 model, layers = fold_model(known, request, spool, show_progress=show)
                 basis, warnings = known.basis, warnings + known.warnings
             metadata |= _fold_fields(layers, basis)
@@ -170,7 +175,9 @@ def _break_evens(target: Path, layers: list[LayerReport]) -> dict[str, int | Non
     return planner.break_evens(CacheChoice.of(AUTO))
 
 
-def _keep_v(known: Calibration, model: ModelData, share: float, outtype: str | None, show: bool) -> Calibration:
+def _keep_v(
+    known: Calibration, model: ModelData, share: float, outtype: str | None, importance: Importance, show: bool
+) -> Calibration:
     """The calibration with heads that store V chosen, and permuted to the end of each layer. model: the model before it
     was requantised.
 
@@ -183,10 +190,13 @@ def _keep_v(known: Calibration, model: ModelData, share: float, outtype: str | N
                                "needs a tokenizer, and the calibration a text")  # fmt: skip
     keeps = keeping_heads(known, share, show_progress=show)
     order = {layer: np.argsort(row, kind="stable") for layer, row in enumerate(keeps)}
-    model = reordered(model, attention, order, unpack=outtype is not None)
+    model, warnings = reordered(model, attention, order, unpack=outtype is not None), known.warnings
     if outtype is not None:
-        model, _ = requantise(model, outtype)
-    return replace(known, model=fold_value_bias(model, attention), v_heads=tuple(map(int, keeps.sum(axis=1))))
+        model, _ = requantise(model, outtype, importance.without(lambda name: name.endswith("attn_output.weight")))
+    if importance:
+        warnings = [*warnings, "v_heads puts columns of attn_output in another order: they count alike"]
+    model = fold_value_bias(model, attention)
+    return replace(known, model=model, v_heads=tuple(map(int, keeps.sum(axis=1))), warnings=warnings)
 
 
 def _sharing(cache: str | None, kv_layers: int | None, kv_heads: int | None, merge: str, keys: str) -> bool:
@@ -264,6 +274,20 @@ def _check_texts(target: Path, cache: str | None, calibration: Text, verify: boo
             raise FileNotFoundError(f"{text}: no such text file")
         if text and target.exists() and target.samefile(text):
             raise ValueError(f"{target} is the text to read; write to another file")
+
+
+def _imatrix(path: str | os.PathLike[str], target: Path, outtype: str | None, sharing: bool) -> Imatrix:
+    """The importance matrix in a file. ValueError: it is not for this outtype or for merged layers, or the file is to
+    be written to. Others as `read_imatrix`."""
+    check_weighted(outtype)
+    if sharing:
+        raise ValueError(
+            "kv_layers and kv_heads change the weights, which are then trained: use an importance matrix (imatrix) of "
+            "the trained model after that"
+        )
+    if target.exists() and Path(path).exists() and target.samefile(path):
+        raise ValueError(f"{target} is the importance matrix to read; write to another file")
+    return read_imatrix(path)
 
 
 def _compared(

@@ -12,6 +12,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, quants
 from gguf.constants import GGML_QUANT_SIZES, LlamaFileType
 
+from slimrt.converter.importance import NONE, Importance
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import ModelData, Tensor, uint32
 
@@ -19,6 +20,7 @@ _Kind = GGMLQuantizationType
 _PLAIN = (_Kind.F32, _Kind.F16, _Kind.BF16)
 # Quantised by the core: gguf-py has no quantisers of these.
 _BY_US = (_Kind.Q2_K, _Kind.Q3_K, _Kind.Q4_K, _Kind.Q5_K, _Kind.Q6_K)
+_WEIGHTED = (*_BY_US, _Kind.Q4_0)  # types for which columns may count more or less
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,14 @@ def check_outtype(name: str) -> None:
         raise ValueError(f"unknown outtype {name!r}; the types are: {', '.join(OUT_TYPES)}")
 
 
-def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
+def check_weighted(outtype: str | None) -> None:
+    """Raises ValueError unless an importance matrix is of use for a key of OUT_TYPES."""
+    of_use = [name for name, out in OUT_TYPES.items() if out.kind in _WEIGHTED]
+    if outtype not in of_use:
+        raise ValueError(f"an importance matrix (imatrix) is for the outtypes {', '.join(of_use)}, not for {outtype}")
+
+
+def requantise(model: ModelData, outtype: str, importance: Importance = NONE) -> tuple[ModelData, list[str]]:
     """Return the model with its weight matrices in another type, converted when they are written.
 
     Norms, biases, positions and convolutions stay float32. A matrix whose rows are no multiple of 256 becomes q8_0 in
@@ -83,10 +92,11 @@ def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
 
     Args:
         outtype: a key of OUT_TYPES.
+        importance: what the columns of each matrix count; the metadata say where it is from.
 
     Returns:
         The model, and warnings: one for each combination of types and row length in which matrices could not get the
-        type, and one on matrices that are rounded twice.
+        type, one on matrices that are rounded twice, and one on those of which nothing is said of the columns.
     """
     out, changed = OUT_TYPES[outtype], list[Tensor]()
     others: dict[tuple[bool, _Kind, _Kind, int], list[str]] = {}  # (unchanged, type, wanted type, row length) -> names
@@ -98,12 +108,32 @@ def requantise(model: ModelData, outtype: str) -> tuple[ModelData, list[str]]:
         if kind != wanted:
             others.setdefault((kind == tensor.type, kind, wanted, tensor.shape[-1]), []).append(tensor.name)
         if kind != tensor.type:
-            changed.append(replace(tensor, type=kind, load=partial(_converted, tensor, kind)))
+            changed.append(replace(tensor, type=kind, load=partial(_converted, tensor, kind, importance)))
     warnings = [_of_another_type(*how, names) for how, names in others.items()] + _rounded_twice(model, changed)
     metadata = {"general.file_type": uint32(int(out.file_type))}
     if out.kind not in _PLAIN:
         metadata["general.quantization_version"] = uint32(2)
+    if changed:  # an earlier importance matrix was for the earlier types
+        model = importance.said_in(model)
+    if importance:
+        warnings += _of_equal_columns([tensor for tensor in changed if tensor.type in _WEIGHTED], importance)
     return model.with_tensors(*changed).with_metadata(metadata), warnings
+
+
+def _of_equal_columns(weighted: list[Tensor], importance: Importance) -> list[str]:
+    """A warning on matrices that an importance matrix says nothing of; [] if there are none. Embeddings are only looked
+    up, and llama.cpp leaves the output matrix out unless it is told to."""
+    if not weighted:
+        return ["the importance matrix changes nothing: no matrix gets another type that has use for it"]
+    usual = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")
+    multiplied = [tensor for tensor in weighted if tensor.name not in usual]
+    missing = [tensor.name for tensor in multiplied if importance.columns(tensor) is None]
+    if not missing:
+        return []
+    return [
+        f"the importance matrix says nothing of {len(missing)} of {len(multiplied)} matrices, whose columns count "
+        f"alike: {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+    ]
 
 
 def _of_another_type(stays: bool, kind: _Kind, wanted: _Kind, row: int, names: list[str]) -> str:
@@ -181,7 +211,7 @@ def _fitting(kind: GGMLQuantizationType, row: int) -> GGMLQuantizationType:
     return _Kind.F16
 
 
-def _converted(tensor: Tensor, kind: GGMLQuantizationType) -> np.ndarray:
+def _converted(tensor: Tensor, kind: GGMLQuantizationType, importance: Importance = NONE) -> np.ndarray:
     """The stored bytes of a tensor in another type, converted a few rows at a time.
 
     Raises:
@@ -191,16 +221,20 @@ def _converted(tensor: Tensor, kind: GGMLQuantizationType) -> np.ndarray:
     stored, row = tensor.load(), tensor.shape[-1]
     stored = stored.reshape(-1, stored.shape[-1])
     out = np.empty(quants.quant_shape_to_byte_shape((len(stored), row), kind), np.uint8)
-    step = max(1, _AT_ONCE // row)
-    for start in range(0, len(stored), step):
-        part = stored[start : start + step]
+    columns = importance.columns(tensor) if kind in _WEIGHTED else None
+    each = len(stored) if columns is None else len(stored) // len(columns)  # rows of one expert
+    step = min(max(1, _AT_ONCE // row), each)
+    for start in (first + at for first in range(0, len(stored), each) for at in range(0, each, step)):
+        end = min(start + step, start - start % each + each)
+        part = stored[start:end]
         values = replace(tensor, shape=(len(part), row), load=partial(np.asarray, part)).values()
-        out[start : start + step] = _stored(tensor.name, values, kind)
+        out[start:end] = _stored(tensor.name, values, kind, None if columns is None else columns[start // each])
     return out.reshape(quants.quant_shape_to_byte_shape(tensor.shape, kind))
 
 
-def _stored(name: str, values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
-    """Quantise float32 values [rows, row] to bytes [rows, bytes of a row]. name: for errors."""
+def _stored(name: str, values: np.ndarray, kind: GGMLQuantizationType, columns: np.ndarray | None) -> np.ndarray:
+    """Quantise float32 values [rows, row] to bytes [rows, bytes of a row]. name: for errors. columns: what each counts,
+    [row]; None: alike."""
     from slimrt import core
 
     largest = float(np.abs(values).max(initial=0.0))
@@ -209,9 +243,9 @@ def _stored(name: str, values: np.ndarray, kind: GGMLQuantizationType) -> np.nda
     if largest > _LARGEST.get(kind, largest):
         limit = f"{kind.name.lower()} only {_LARGEST[kind]:.6g}"
         raise UnsupportedError(f"tensor '{name}' reaches {largest:.3g}, {limit}; use bf16 or f32")
-    if kind not in _BY_US:
+    if kind not in _BY_US and columns is None:
         return quants.quantize(values, kind).view(np.uint8)
     try:
-        return core.quantize(kind.name.lower(), np.ascontiguousarray(values, np.float32))
+        return core.quantize(kind.name.lower(), np.ascontiguousarray(values, np.float32), importance=columns)
     except UnsupportedError as error:
         raise UnsupportedError(f"tensor '{name}': {error}") from error
