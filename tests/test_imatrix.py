@@ -256,12 +256,16 @@ def test_experts_without_tokens_and_columns_without_input_still_count():
 
 
 def test_what_nothing_is_said_of_is_named():
-    made, warnings = quantize.requantise(MODEL, "q4_k", Importance.of(matrix_of({DENSE: COLUMNS[0]}), MODEL))
-    assert warnings == [f"the importance matrix says nothing of 1 of 2 matrices, whose columns count alike: {EXPERTS}"]
+    some = matrix_of({DENSE: COLUMNS[0], "blk.1.attn_qkv.weight": np.ones(256)})
+    made, warnings = quantize.requantise(MODEL, "q4_k", Importance.of(some, MODEL))
+    assert warnings == [
+        f"the importance matrix says nothing of 1 of 2 matrices, whose columns count alike: {EXPERTS}",
+        "of the importance matrix 1 are left out that this model does not have: blk.1.attn_qkv.weight",
+    ]
     again, warnings = quantize.requantise(made, "q4_k", Importance.of(matrix_of({DENSE: COLUMNS[0]}), MODEL))
     assert warnings == ["the importance matrix changes nothing: no matrix gets another type that has use for it"]
     assert again.value("quantize.imatrix.file") == "im.gguf"
-    assert again.value("quantize.imatrix.entries_count") == 1
+    assert again.value("quantize.imatrix.entries_count") == 2  # of the one that was used
     assert again.value("quantize.imatrix.dataset") == "wiki.txt"
     assert again.value("quantize.imatrix.chunks_count") == 5
     later, _ = quantize.requantise(made, "q8_0")

@@ -33,9 +33,8 @@ class Importance:
         Raises:
             ModelFormatError: it is another model's.
         """
-        theirs = {name for name in matrix.means if name in model.tensors}
-        others = [name for name in matrix.means if name not in theirs]
-        if not theirs:
+        others = cls(matrix).unknown_to(model)
+        if len(others) == len(matrix.means):
             raise ModelFormatError(
                 f"{matrix.path}: of another model: none of its {len(others)} matrices is in this one, which has no "
                 f"'{others[0]}'"
@@ -44,9 +43,9 @@ class Importance:
         for name in others:
             if (found := _LAYER.match(name)) and found[0] not in layers:
                 raise ModelFormatError(f"{matrix.path}: of another model: it has '{name}', and this one no such layer")
-        for name in theirs:
-            tensor, n = model.tensors[name], len(matrix.means[name])
-            if n != _columns(tensor):
+        for name, means in matrix.means.items():
+            tensor, n = model.tensors.get(name), len(means)
+            if tensor is not None and n != _columns(tensor):
                 raise ModelFormatError(
                     f"{matrix.path}: of another model: '{name}' has {n} numbers, and the matrix {_columns(tensor)} "
                     "columns"
@@ -55,6 +54,14 @@ class Importance:
 
     def __bool__(self) -> bool:
         return self.matrix is not None
+
+    def covers(self, name: str) -> bool:
+        """Whether it says anything of a matrix."""
+        return self.matrix is not None and name in self.matrix.means
+
+    def unknown_to(self, model: ModelData) -> list[str]:
+        """Names of its matrices that a model does not have."""
+        return [] if self.matrix is None else [name for name in self.matrix.means if name not in model.tensors]
 
     def columns(self, tensor: Tensor) -> NDArray[np.float32] | None:
         """What each column of a matrix counts, [experts or 1, columns], 1 in the mean; None: all alike."""

@@ -117,6 +117,7 @@ def requantise(model: ModelData, outtype: str, importance: Importance = NONE) ->
         model = importance.said_in(model)
     if importance:
         warnings += _of_equal_columns([tensor for tensor in changed if tensor.type in _WEIGHTED], importance)
+        warnings += _of_unknown(importance.unknown_to(model))
     return model.with_tensors(*changed).with_metadata(metadata), warnings
 
 
@@ -127,13 +128,21 @@ def _of_equal_columns(weighted: list[Tensor], importance: Importance) -> list[st
         return ["the importance matrix changes nothing: no matrix gets another type that has use for it"]
     usual = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")
     multiplied = [tensor for tensor in weighted if tensor.name not in usual]
-    missing = [tensor.name for tensor in multiplied if importance.columns(tensor) is None]
+    missing = [tensor.name for tensor in multiplied if not importance.covers(tensor.name)]
     if not missing:
         return []
     return [
         f"the importance matrix says nothing of {len(missing)} of {len(multiplied)} matrices, whose columns count "
         f"alike: {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
     ]
+
+
+def _of_unknown(names: list[str]) -> list[str]:
+    """A warning on matrices of an importance matrix that the model does not have; [] if there are none."""
+    if not names:
+        return []
+    listed = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+    return [f"of the importance matrix {len(names)} are left out that this model does not have: {listed}"]
 
 
 def _of_another_type(stays: bool, kind: _Kind, wanted: _Kind, row: int, names: list[str]) -> str:
