@@ -75,7 +75,7 @@ class Seq2Seq:
         }
         self.n_heads = self.key("attention.head_count")
         self.head_dim = self.key("attention.key_length")
-        self.rms = self.arch == "t5"
+        self.rms = self.arch in ("t5", "chronos2")
         self.eps = self.key("attention.layer_norm_rms_epsilon" if self.rms else "attention.layer_norm_epsilon")
         self.scale = 1.0 if self.rms else self.head_dim**-0.5
 

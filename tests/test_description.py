@@ -66,7 +66,7 @@ def test_architectures_rotate_as_their_families_do():
         assert one.interleaved == neighbours, family.arch
         assert one.alibi == (family.arch in ("bloom", "mpt"))
     assert all(known[family.arch].has_encoder for family in ENCODER_DECODERS.values())
-    assert {one.name for one in known.values() if not one.scaled_scores} == {"t5", "gemma4"}
+    assert {one.name for one in known.values() if not one.scaled_scores} == {"t5", "gemma4", "chronos2"}
     norms = {one.name: one.qk_norm for one in known.values() if one.qk_norm != "none"}
     rows, heads = ("olmo2", "openlm", "olmoe", "minimax-m2"), ("qwen3", "qwen3moe", "gemma3", "gemma4", "exaone4")
     assert norms == dict.fromkeys(rows, "row") | dict.fromkeys(heads, "head")

@@ -41,7 +41,7 @@ const char* name_of(Presence presence) {
 }
 
 const char* name_of(EncoderKind kind) {
-    constexpr const char* kNames[] = {"none", "tokens", "mel", "audio"};
+    constexpr const char* kNames[] = {"none", "tokens", "mel", "audio", "series"};
     return kNames[int(kind)];
 }
 
@@ -121,8 +121,9 @@ std::string refusal_of(const CacheMode& mode, const ModelConfig& config, bool cr
 nb::list modes_of_file(const FileOrPath& from) {
     const GgufFile file = open_file(from);
     const ModelConfig config = read_config(file);
-    const bool unrotated = shares_unrotated_keys(file, config);
     nb::list list;
+    if (config.n_layers == 0) return list;  // without a decoder nothing is kept
+    const bool unrotated = shares_unrotated_keys(file, config);
     for (const bool cross : {false, true}) {
         if (cross && config.architecture->encoder == EncoderKind::none) continue;
         for (const CacheMode* mode : cache_modes(cross))

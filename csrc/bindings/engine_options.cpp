@@ -59,7 +59,7 @@ void read_option(const std::string& name, nb::handle value, EngineOptions& o) {
 }
 
 const char* name_of(EncoderKind kind) {
-    constexpr const char* kNames[] = {"none", "tokens", "mel", "audio"};
+    constexpr const char* kNames[] = {"none", "tokens", "mel", "audio", "series"};
     return kNames[int(kind)];
 }
 
@@ -73,10 +73,11 @@ void put_encoder(nb::dict& d, const EngineInfo& info) {
     encoder["n_source"] = info.cache.n_source;
     encoder["inputs"] = name_of(c.architecture->encoder);
     encoder["n_inputs"] = c.n_inputs;
+    d["encoder"] = encoder;
+    if (c.n_layers == 0) return;
     cross["mode"] = info.cross.mode;
     cross["type"] = info.cross.type;
     cross["bytes_per_row"] = info.cross.bytes_per_row;
-    d["encoder"] = encoder;
     d["cross"] = cross;
     d["decoder_start_token_id"] = c.decoder_start;
 }

@@ -73,12 +73,14 @@ void Engine::require_positions(const EncoderInput& input) const {
     if (int64_t(positions.size()) != input.rows)
         fail(ErrorCode::argument, "a source of ", input.rows, " rows has ", positions.size(),
              " positions: give one for each row");
+    const bool series = config().architecture->encoder == EncoderKind::series;
     for (size_t i = 0; i < positions.size(); ++i)
-        if (positions[i] < 0 || (i > 0 && positions[i] <= positions[i - 1]))
+        if (positions[i] < 0 || (i > 0 && positions[i] <= positions[i - 1] && !series))
             fail(ErrorCode::argument, "positions must ascend from 0 or more, but row ", i, " is at ",
                  positions[i]);
-    if (const int64_t most = decoder_->options().n_source; positions.back() >= most)
-        fail(ErrorCode::context_overflow, "a source has a row at position ", positions.back(),
+    const int64_t last = *std::ranges::max_element(positions);
+    if (const int64_t most = decoder_->options().n_source; last >= most)
+        fail(ErrorCode::context_overflow, "a source has a row at position ", last,
              ", the last that there is room for is ", most - 1, remedy(config(), most));
 }
 
@@ -133,21 +135,22 @@ void Engine::forget_encoder_states(int sequence) {
 void Engine::encode_some(std::span<const EncodeItem> items, float* states,
                          const Encoder::Progress& progress) {
     const OnFastCores place(n_threads_);
-    KvCache& rows = *decoder_->encoder_states();
+    KvCache* const rows = decoder_->encoder_states();
     Encoding encoding;
     for (const EncodeItem& item : items) {
         const int64_t n = encoder_rows(item.input);
-        const int id = rows.create();
+        encoding.add(item.input, n);
+        if (!rows) continue;
+        const int id = rows->create();
         encoder_states_of_[item.sequence] = id;
         const std::pair<int, int64_t> growth{id, n};
-        rows.require_room({&growth, 1});
-        rows.reserve(id, n);
-        rows.add_slots(id, 0, n, encoding.slots);
-        encoding.add(item.input, n);
+        rows->require_room({&growth, 1});
+        rows->reserve(id, n);
+        rows->add_slots(id, 0, n, encoding.slots);
     }
     run_encoding(*decoder_, scratches_[0], encoding, states, progress);
-    for (size_t i = 0; i < items.size(); ++i)
-        rows.commit(encoder_states_of_[items[i].sequence], encoding.lengths[i]);
+    for (size_t i = 0; i < items.size() && rows; ++i)
+        rows->commit(encoder_states_of_[items[i].sequence], encoding.lengths[i]);
 }
 
 int64_t Engine::encoder_length(int sequence) const {

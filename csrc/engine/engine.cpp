@@ -77,6 +77,9 @@ SparseCounts Engine::sparse_counts() const {
 
 void Engine::require_valid(std::span<const Item> items) {
     file_.require_unchanged();
+    if (config().n_layers == 0)
+        fail(ErrorCode::unsupported, "architecture '", config().architecture->name,
+             "' has no decoder: it encodes, and appends no tokens");
     std::set<int> seen;
     std::vector<std::pair<int, int64_t>> growth;
     for (const Item& item : items) {

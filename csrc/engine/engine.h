@@ -41,16 +41,20 @@ class Engine {
     int64_t length(int sequence) { return cache().length(sequence); }
     /// Whether the sequences, each listed once, can grow by these counts: in n_ctx and in blocks.
     bool has_room(KvCache::Growth growth);
-    int64_t free_blocks() { return cache().scarcest().n_free(); }
-    int64_t n_blocks() { return cache().scarcest().n_blocks(); }
-    std::pair<int64_t, int64_t> blocks(int sequence) { return cache().blocks(sequence); }
+    /// Blocks of the cache, 0 without a decoder.
+    int64_t free_blocks() { return config().n_layers ? cache().scarcest().n_free() : 0; }
+    int64_t n_blocks() { return config().n_layers ? cache().scarcest().n_blocks() : 0; }
+    std::pair<int64_t, int64_t> blocks(int sequence) {
+        return config().n_layers ? cache().blocks(sequence) : std::pair<int64_t, int64_t>();
+    }
 
     struct EncodeItem {
         int sequence;
         EncoderInput input;
     };
     /// Encodes inputs for sequences that have none yet. states: null, or memory for the encoder's outputs,
-    /// one after another. After an exception the sequences have none.
+    /// one after another; without a decoder nothing else is kept of them. After an exception the sequences
+    /// have none.
     void encode(std::span<const EncodeItem> items, float* states, const Progress& progress);
     /// Rows of the encoder's output for an input. Throws Error{argument} where there is no encoder or the
     /// input is too short, Error{context_overflow} where it is longer than n_source allows.

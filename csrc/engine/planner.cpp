@@ -78,11 +78,11 @@ std::vector<size_t> measure_scratch(Decoder& decoder) {
         run_step(decoder, scratches, step, Output::logits, nullptr);
     }
     if (decoder.encoder()) {
-        Encoding encoding;
-        encoding.slots.resize(o.n_source);
         const int64_t n = decoder.encoder()->inputs_of(o.n_source);
         // No ids where it reads samples: a file may ask for billions of them.
         const std::vector<int32_t> ids(decoder.config().n_inputs > 0 ? 0 : n);
+        Encoding encoding;
+        if (decoder.encoder_states()) encoding.slots.resize(o.n_source);
         encoding.add({.ids = ids, .rows = n}, o.n_source);
         run_encoding(decoder, scratches[0], encoding, nullptr);
     }
@@ -90,6 +90,9 @@ std::vector<size_t> measure_scratch(Decoder& decoder) {
     for (const Scratch& scratch : scratches) peaks.push_back(scratch.peak());
     return peaks;
 }
+
+/// The layers that devices share: the decoder's, or those of an encoder that is all.
+int n_shared(const ModelConfig& c) { return c.n_layers > 0 ? c.n_layers : c.n_encoder_layers; }
 
 /// whose: begins the message where several devices are used.
 void require_fit(const EngineInfo& info, const MemoryReport& m, const std::string& whose, uint64_t available,
@@ -167,7 +170,7 @@ Measured measure(const GgufFile& file, const EngineOptions& options, const Extra
     if (options.n_threads < 0 || options.n_threads > 1024)
         fail(ErrorCode::argument, "n_threads must be from 1 to 1024 (0: chosen), got ", options.n_threads);
     const int n_threads = options.n_threads ? options.n_threads : default_threads();
-    const std::vector<DeviceLayers> devices = share_layers(options.device, read_config(file).n_layers);
+    const std::vector<DeviceLayers> devices = share_layers(options.device, n_shared(read_config(file)));
     const auto dry = open_backends(devices, n_threads, true);
     Decoder decoder(file, options.cache, shares_of(devices, dry), extra);
     const std::vector<size_t> activations = measure_scratch(decoder);
@@ -197,7 +200,7 @@ EngineInfo plan(const GgufFile& file, const EngineOptions& options) {
 }
 
 std::map<std::string, Tensor> plan_matrices(const GgufFile& file, const CacheOptions& options) {
-    const std::vector<DeviceLayers> devices = share_layers("cpu", read_config(file).n_layers);
+    const std::vector<DeviceLayers> devices = share_layers("cpu", n_shared(read_config(file)));
     const auto dry = open_backends(devices, 1, true);
     return Decoder(file, options, shares_of(devices, dry)).matrices();
 }

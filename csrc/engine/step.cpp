@@ -185,8 +185,8 @@ void run_encoding(const Decoder& decoder, Scratch& scratch, const Encoding& enco
     Backend& backend = *decoder.parts().front().backend;
     const Encoder& encoder = *decoder.encoder();
     const ModelConfig& c = decoder.config();
-    const Tensor slots = upload(backend, scratch, encoding.slots);
-    const Tensor x = scratch.f32(slots.cols, c.d_model);
+    const Tensor slots = encoding.slots.empty() ? Tensor{} : upload(backend, scratch, encoding.slots);
+    const Tensor x = scratch.f32(int64_t(encoding.positions.size()), c.d_model);
     int64_t first = 0;
     for (size_t i = 0; i < encoding.inputs.size(); ++i) {
         const Scratch::Scope of_input(scratch);

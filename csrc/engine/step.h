@@ -37,7 +37,8 @@ void run_step(const Decoder& decoder, std::span<Scratch> scratches, const Step& 
 
 /// An input of an encoder, in host memory: token ids; or rows of floats, which are mel frames, samples, or
 /// embeddings in place of tokens; or rows that were `encoded` before. Positions of tokens and embeddings may
-/// ascend with gaps, for missing rows that no other row attends to.
+/// ascend with gaps, for missing rows that no other row attends to. Of a group of series each begins where
+/// they do not ascend.
 struct EncoderInput {
     std::span<const int32_t> ids;
     const float* values = nullptr;
@@ -51,7 +52,7 @@ struct Encoding {
     std::vector<EncoderInput> inputs;
     std::vector<int64_t> lengths;    // rows of output of each input
     std::vector<int32_t> positions;  // of the output's rows, from 0 in each input
-    std::vector<int32_t> slots;      // of the output's rows in the cache
+    std::vector<int32_t> slots;      // of the output's rows in the cache; none without a decoder
 
     void add(const EncoderInput& input, int64_t length);
 };

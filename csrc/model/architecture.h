@@ -19,8 +19,9 @@ enum class Norms { before, shared, after, both, sums };
 /// QK-norm: norms of q and k before RoPE, of the architecture's kind, without bias: of whole rows or each
 /// head.
 enum class QkNorm { none, row, head };
-/// What an encoder reads: token ids, log-mel frames, samples.
-enum class EncoderKind { none, tokens, mel, audio };
+/// What an encoder reads: token ids, log-mel frames, samples, patches of a group of time series. In a model
+/// of series the encoder is all: there is no decoder, and no cache.
+enum class EncoderKind { none, tokens, mel, audio, series };
 
 /// A convolution in front of an encoder: outputs [n', channels] of rows [n, inputs].
 struct Convolution {

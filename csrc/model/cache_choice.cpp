@@ -111,6 +111,7 @@ std::vector<LayerChoice> choose_cross(const GgufFile& file, const ModelConfig& m
                  "' was given for architecture '", model.architecture->name, "', which has no encoder");
         return {};
     }
+    if (model.n_layers == 0) return {};
     AttnConfig c = attention_config(model, 0, true);
     const std::string stored = file.string("slimrt.cache.cross", row_is_narrow(c) ? "e" : "kv");
     const bool as_stored = o.cross == kAuto || o.cross == stored;
@@ -188,6 +189,18 @@ std::vector<LayerChoice> choose_layers(const GgufFile& file, const ModelConfig& 
     return choices;
 }
 
+/// For an encoder that is all: nothing is kept, so that any choice would be dropped.
+void require_no_cache(const ModelConfig& c, const CacheOptions& o) {
+    const auto given = [](const auto& option, const auto& none) {
+        return option.all != none || !option.each.empty();
+    };
+    if (given(o.mode, kAuto) || given(o.type_k, kAuto) || given(o.type_v, kAuto) ||
+        given(o.residual_type, kAuto) || given(o.rank, -1) || o.cross != kAuto || o.cross_type != kAuto ||
+        o.sparse_threshold > 0 || o.sparse_delta > 0)
+        fail(ErrorCode::argument, "architecture '", c.architecture->name,
+             "' has no decoder, and so no cache: leave out the cache's modes and types");
+}
+
 int64_t resolve_n_ctx(const ModelConfig& c, int64_t n_ctx) {
     constexpr int64_t kUsual = 4096;
     if (n_ctx == 0) return std::min(c.n_ctx_train, kUsual);
@@ -262,6 +275,7 @@ std::vector<LayerOptions> resolve_layers(const GgufFile& file, const ModelConfig
 CacheChoices choose_caches(const GgufFile& file, const ModelConfig& model, const CacheOptions& o,
                            const ExtraTensors& extra) {
     if (o.n_seqs < 1 || o.n_batch < 1) fail(ErrorCode::argument, "n_seqs and n_batch must be at least 1");
+    if (model.n_layers == 0) require_no_cache(model, o);
     const int64_t n_ctx = resolve_n_ctx(model, o.n_ctx);
     if (o.cache_tokens != 0 && o.cache_tokens < n_ctx)
         fail(ErrorCode::argument, "cache_tokens ", o.cache_tokens,

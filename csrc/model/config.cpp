@@ -105,14 +105,15 @@ void read_encoder(const GgufFile& file, const std::string& prefix, ModelConfig& 
     const Architecture& a = *c.architecture;
     if (a.encoder == EncoderKind::none) return;
     c.n_encoder_layers = c.n_layers;
-    c.n_layers = int(file.integer(prefix + "decoder_block_count", 1, 4096, c.n_layers));
+    const bool alone = a.encoder == EncoderKind::series;
+    c.n_layers = alone ? 0 : int(file.integer(prefix + "decoder_block_count", 1, 4096, c.n_layers));
     c.decoder_start = int(file.integer(prefix + "decoder_start_token_id", 0, c.n_vocab - 1, 0));
     if (a.encoder == EncoderKind::mel) c.n_inputs = int(file.integer(prefix + "mel_bins", 1, 4096, 80));
     if (a.encoder == EncoderKind::audio) c.n_inputs = 1;
     constexpr int64_t kHalfMinute = 1249;  // rows that Moonshine's convolutions make of 30 s
-    const int64_t usual = a.encoder == EncoderKind::tokens ? 512
-                          : a.encoder == EncoderKind::mel  ? 1500
-                                                           : kHalfMinute;
+    const int64_t usual = a.encoder == EncoderKind::audio ? kHalfMinute
+                          : a.encoder == EncoderKind::mel ? 1500
+                                                          : 512;
     c.n_source_train = file.integer(prefix + "encoder.context_length", 1, 1 << 24, usual);
     if (a.positions != Positions::relative) return;
     c.relative_buckets = int(file.integer(prefix + "attention.relative_buckets_count", 4, 1 << 16));

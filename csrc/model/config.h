@@ -36,7 +36,8 @@ struct LayerConfig {
 struct ModelConfig {
     std::string name;  // general.name, or the file's
     const Architecture* architecture = nullptr;
-    int n_layers = 0, d_model = 0, d_ff = 0, n_vocab = 0;
+    int n_layers = 0;  // of the decoder; 0: the encoder is all
+    int d_model = 0, d_ff = 0, n_vocab = 0;
     int n_heads = 0;
     int n_kv_heads = 0, head_dim = 0;  // of the first layer; with an encoder, of all
     /// MLA: widths of K's and V's latent, of q's (or 0), of V's heads.
@@ -56,7 +57,7 @@ struct ModelConfig {
     float norm_eps = 0;
     Activation activation = Activation::silu;
     std::vector<RopeConfig> ropes;    // that layers refer to; empty without RoPE
-    std::vector<LayerConfig> layers;  // of the decoder
+    std::vector<LayerConfig> layers;  // of the decoder; without one a single one, as the encoder's are
     int d_layer_embd = 0;             // width of per-layer embeddings; 0: none
     // With experts.
     int n_experts = 0, n_experts_used = 0;

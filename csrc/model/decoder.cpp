@@ -308,8 +308,8 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, std::span<co
     options_.n_ctx = choices_.n_ctx;
     options_.n_source = choices_.n_source;
     parts_ = parts_of(config_, choices_.layers, shares);
-    std::vector<Backend*> backends;
-    for (int layer = 0; layer < config_.n_layers; ++layer) backends.push_back(part_of(layer).backend);
+    std::vector<Backend*> backends(std::max(config_.n_layers, 1), parts_.front().backend);
+    for (int layer = 0; layer < config_.n_layers; ++layer) backends[layer] = part_of(layer).backend;
     weights_ = load_weights(file, config_, backends, choices_, extra);
     for (Part& part : parts_) {
         load_ropes(part, config_, file, options_.n_ctx, std::max(options_.n_ctx, options_.n_source));
@@ -330,10 +330,11 @@ Decoder::Decoder(const GgufFile& file, const CacheOptions& options, std::span<co
     cache_ = std::make_unique<KvCache>(rows_of(choices_.layers, *this), options_.n_ctx, options_.n_seqs,
                                        options_.cache_tokens, step_limits(), recode);
     if (options_.cache_tokens == 0) options_.cache_tokens = options_.n_ctx * options_.n_seqs;
-    if (!choices_.cross.empty()) {
+    if (!choices_.cross.empty())
         encoder_states_ =
             std::make_unique<KvCache>(rows_of(choices_.cross, *this), options_.n_source, options_.n_seqs, 0,
                                       StepLimits{options_.n_source, options_.n_source});
+    if (config_.n_encoder_layers > 0) {
         const Part& part = parts_.front();
         encoder_ = std::make_unique<Encoder>(*part.backend, config_, weights_,
                                              part.ropes.empty() ? kNoRope : part.ropes[0], options_.n_batch);

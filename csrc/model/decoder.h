@@ -64,10 +64,10 @@ class Decoder {
     /// Fingerprint of the folded tensors that a layer's rows are written with, 0 without any: rows can only
     /// be read with the same tensors.
     uint64_t fold_of_rows(int layer) const;
-    /// Of cross-attention, by layer; empty without an encoder.
+    /// Of cross-attention, by layer; empty without an encoder, or where it is all.
     const std::vector<LayerChoice>& cross() const { return choices_.cross; }
     KvCache& cache() { return *cache_; }
-    /// Rows of encoder states; null without an encoder.
+    /// Rows of encoder states; null without an encoder, or where it is all.
     KvCache* encoder_states() { return encoder_states_.get(); }
     Encoder* encoder() const { return encoder_.get(); }
     /// Of the file, by name, as they lie in memory.

@@ -1,6 +1,7 @@
 #include "model/encoder.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "cache/attend.h"
 #include "model/architecture.h"
@@ -74,6 +75,20 @@ std::vector<Run> runs_of(int64_t first, std::span<const int32_t> positions, bool
     return runs;
 }
 
+/// Lengths of the series in inputs of these lengths.
+std::vector<int64_t> series_of(std::span<const int64_t> lengths, std::span<const int32_t> positions) {
+    std::vector<int64_t> series;
+    int64_t at = 0;
+    for (const int64_t n : lengths) {
+        for (int64_t i = at; i < at + n; ++i) {
+            if (i == at || positions[i] <= positions[i - 1]) series.push_back(0);
+            ++series.back();
+        }
+        at += n;
+    }
+    return series;
+}
+
 }  // namespace
 
 // Bidirectional attention. A call takes consecutive rows for consecutive positions, which holds within a run
@@ -102,20 +117,58 @@ Encoder::Calls Encoder::calls_of(std::span<const int64_t> lengths, std::span<con
     return calls;
 }
 
-// x = norm(x + positions); in each layer x += attention(norm(x)), x += ffn(norm(x)), where each sum may be
-// normed; at the end norm(x). Without the norms that a model does not have.
+// A plan is of the most that attention may take: all rows are series of one instant.
+Encoder::Instants Encoder::instants_of(std::span<const int64_t> lengths, std::span<const int32_t> positions,
+                                       Scratch& scratch) const {
+    const int64_t n_rows = int64_t(positions.size());
+    Instants instants{scratch.i32(n_rows), scratch.i32(n_rows), Calls(1)};
+    auto& calls = instants.calls[0];
+    const auto start = [&calls](int64_t at) {
+        calls.push_back(
+            {.query = int(at), .position = at, .begin = at, .end = at, .fresh = false, .causal = false});
+    };
+    if (backend_.dry()) {
+        start(0);
+        calls[0].n_queries = int(n_rows), calls[0].end = n_rows;
+        return instants;
+    }
+    std::vector<int32_t> order(n_rows), places(n_rows);
+    std::iota(order.begin(), order.end(), 0);
+    int64_t first = 0;
+    for (const int64_t n : lengths) {
+        std::stable_sort(order.begin() + first, order.begin() + first + n,
+                         [&](int32_t a, int32_t b) { return positions[a] < positions[b]; });
+        for (int64_t i = first; i < first + n; ++i) {
+            places[order[i]] = int32_t(i);
+            if (i == first || positions[order[i]] != positions[order[i - 1]]) start(i);
+            ++calls.back().n_queries, ++calls.back().end;
+        }
+        first += n;
+    }
+    backend_.upload(instants.order, order.data(), order.size() * sizeof(int32_t));
+    backend_.upload(instants.places, places.data(), places.size() * sizeof(int32_t));
+    return instants;
+}
+
+// x = norm(x + positions); in each layer x += attention(norm(x)), of series x += group_attention(norm(x)),
+// x += ffn(norm(x)), where each sum may be normed; at the end norm(x). Without the norms that a model does
+// not have.
 void Encoder::forward(std::span<const int64_t> lengths, std::span<const int32_t> positions, Scratch& scratch,
                       Tensor x, const Progress& progress) const {
     const Scratch::Scope scope(scratch);
-    const Calls calls = calls_of(lengths, positions);
+    const bool grouped = config_.architecture->encoder == EncoderKind::series;
+    const Calls calls = calls_of(grouped ? series_of(lengths, positions) : lengths, positions);
     const Tensor at = scratch.i32(x.rows);
     backend_.upload(at, positions.data(), positions.size() * sizeof(int32_t));
     const EncoderWeights& w = weights_.encoder;
     add_positions(backend_, config_, w.position_embd, w.embd_norm, at, scratch, x);
+    const Instants instants = grouped ? instants_of(lengths, positions, scratch) : Instants{};
     const auto& layers = w.layers;
     for (size_t layer = 0; layer < layers.size(); ++layer) {
         if (progress) progress(double(layer) / double(layers.size()));
-        attention(layers[layer], calls, at, scratch, x);
+        attention(layers[layer].attn_norm, layers[layer].attn, calls, at, scratch, x);
+        norm(backend_, config_, layers[layer].attn_sum_norm, x, x);
+        if (grouped) group_attention(layers[layer], instants, scratch, x);
         for (int64_t i = 0; i < x.rows; i += n_batch_) {
             const Scratch::Scope of_batch(scratch);
             const Tensor some = x.rows_of(i, std::min(n_batch_, x.rows - i));
@@ -128,16 +181,25 @@ void Encoder::forward(std::span<const int64_t> lengths, std::span<const int32_t>
     norm(backend_, config_, w.output_norm, x, x);
 }
 
-void Encoder::attention(const LayerWeights& w, const Calls& calls, Tensor positions, Scratch& scratch,
-                        Tensor x) const {
+// As attention(), among the rows of an instant, which are brought together for it.
+void Encoder::group_attention(const LayerWeights& w, const Instants& instants, Scratch& scratch,
+                              Tensor x) const {
+    const Scratch::Scope scope(scratch);
+    const Tensor together = scratch.f32(x.rows, x.cols);
+    backend_.gather(x, instants.order, together);
+    attention(w.group_norm, w.group, instants.calls, {}, scratch, together);
+    backend_.gather(together, instants.places, x);
+}
+
+// x += attention(norm(x)). positions: none without RoPE.
+void Encoder::attention(const Norm& in_norm, const AttnWeights& w, const Calls& calls, Tensor positions,
+                        Scratch& scratch, Tensor x) const {
     const Scratch::Scope scope(scratch);
     const AttnConfig c = attention_config(config_, 0);
     const Tensor out = scratch.f32(x.rows, x.cols);
-    const Tensor in = norm(backend_, config_, w.attn_norm, x, out);
-    const auto qkv =
-        project(backend_, scratch, in,
-                {{w.attn.q, w.attn.q_bias}, {w.attn.k, w.attn.k_bias}, {w.attn.v, w.attn.v_bias}});
-    if (rope_) {
+    const Tensor in = norm(backend_, config_, in_norm, x, out);
+    const auto qkv = project(backend_, scratch, in, {{w.q, w.q_bias}, {w.k, w.k_bias}, {w.v, w.v_bias}});
+    if (rope_ && positions) {
         backend_.rope(qkv[0], c.n_heads, rope_, positions);
         backend_.rope(qkv[1], c.n_kv_heads, rope_, positions);
     }
@@ -148,8 +210,8 @@ void Encoder::attention(const LayerWeights& w, const Calls& calls, Tensor positi
                        .values = values,
                        .n_heads = c.n_heads,
                        .scale = c.scale,
-                       .relative_bias = w.attn.relative_bias,
-                       .relative_origin = (w.attn.relative_bias.cols - 1) / 2};
+                       .relative_bias = w.relative_bias,
+                       .relative_origin = (w.relative_bias.cols - 1) / 2};
     if (args.relative_bias)
         args.lse = scratch.f32(x.rows, c.n_heads);  // always, so that the plan holds for inputs with gaps
     for (const auto& sequences : calls) {
@@ -157,9 +219,8 @@ void Encoder::attention(const LayerWeights& w, const Calls& calls, Tensor positi
         backend_.attention(args);
         args.merge = true;
     }
-    backend_.linear(heads, w.attn.o, w.attn.o_bias, out);
+    backend_.linear(heads, w.o, w.o_bias, out);
     backend_.add(x, out);
-    norm(backend_, config_, w.attn_sum_norm, x, x);
 }
 
 }  // namespace slimrt

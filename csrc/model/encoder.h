@@ -1,4 +1,5 @@
-// An encoder: token ids, mel frames or samples in; out the states that a decoder's cross-attention reads.
+// An encoder: token ids, mel frames, samples or patches of series in; out the states that a decoder's
+// cross-attention reads, or a forecast is made of.
 #pragma once
 
 #include "model/layer.h"
@@ -21,8 +22,8 @@ class Encoder {
     void embed(Tensor ids, Tensor x) const;
     void convolve(Tensor input, Scratch& scratch, Tensor x) const;
     /// x [n, d_model], embeddings of inputs of these lengths, becomes the encoder's output. positions: of
-    /// each row, ascending within an input. progress, where set, is called before each layer with the
-    /// fraction that is done, 0 to 1, and may throw.
+    /// each row, ascending within an input; of a group of series within each of them. progress, where set, is
+    /// called before each layer with the fraction that is done, 0 to 1, and may throw.
     using Progress = std::function<void(double done)>;
     void forward(std::span<const int64_t> lengths, std::span<const int32_t> positions, Scratch& scratch,
                  Tensor x, const Progress& progress) const;
@@ -31,8 +32,16 @@ class Encoder {
     /// Attention calls one after another, whose results are merged by log-sum-exp.
     using Calls = std::vector<std::vector<AttentionSequence>>;
     Calls calls_of(std::span<const int64_t> lengths, std::span<const int32_t> positions) const;
-    void attention(const LayerWeights& w, const Calls& calls, Tensor positions, Scratch& scratch,
-                   Tensor x) const;
+    /// Rows of each input in the order of their positions: those of a group of series at one time together.
+    struct Instants {
+        Tensor order, places;  // the row at each place, and the place of each row [1, n]; none: as they are
+        Calls calls;           // among the rows of an instant
+    };
+    Instants instants_of(std::span<const int64_t> lengths, std::span<const int32_t> positions,
+                         Scratch& scratch) const;
+    void attention(const Norm& in_norm, const AttnWeights& w, const Calls& calls, Tensor positions,
+                   Scratch& scratch, Tensor x) const;
+    void group_attention(const LayerWeights& w, const Instants& instants, Scratch& scratch, Tensor x) const;
 
     Backend& backend_;
     const ModelConfig& config_;

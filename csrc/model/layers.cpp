@@ -12,7 +12,7 @@ namespace {
 
 /// A key's array of a number or boolean for each layer; nullopt where the key has no array.
 std::optional<std::vector<int64_t>> numbers_by_layer(const GgufFile& file, const std::string& key,
-                                                     int n_layers, int64_t most) {
+                                                     size_t n_layers, int64_t most) {
     const auto it = file.metadata().find(key);
     if (it == file.metadata().end() || !std::holds_alternative<GgufArray>(it->second)) return std::nullopt;
     std::vector<int64_t> numbers;
@@ -21,7 +21,7 @@ std::optional<std::vector<int64_t>> numbers_by_layer(const GgufFile& file, const
         if (const auto* number = std::get_if<uint64_t>(&value)) numbers.push_back(int64_t(*number));
         if (const auto* number = std::get_if<int64_t>(&value)) numbers.push_back(*number);
     }
-    if (numbers.size() != size_t(n_layers))
+    if (numbers.size() != n_layers)
         fail(ErrorCode::format, file.path(), ": key '", key, "' is not an array of ", n_layers, " numbers");
     for (const int64_t number : numbers)
         if (number < 0 || number > most)
@@ -38,17 +38,17 @@ void read_windows(const GgufFile& file, const std::string& prefix, ModelConfig& 
              ") is not supported in architecture '", c.architecture->name, "'");
     if (!c.architecture->sliding_window || window == 0) return;
     const std::string key = prefix + "attention.sliding_window_pattern";
-    const auto each = numbers_by_layer(file, key, c.n_layers, 1);
+    const auto each = numbers_by_layer(file, key, c.layers.size(), 1);
     const int64_t period =
         each ? 0 : file.integer(key, 0, c.n_layers + 1, c.architecture->layers.full_period);
-    for (int i = 0; i < c.n_layers; ++i)
+    for (size_t i = 0; i < c.layers.size(); ++i)
         if (each ? (*each)[i] : period == 0 || (i + 1) % period) c.layers[i].window = window;
 }
 
 /// KV heads and head_dim of each layer; layers with a window may have another head_dim.
 void read_heads(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     const std::string key = prefix + "attention.head_count_kv";
-    const auto each = numbers_by_layer(file, key, c.n_layers, c.n_heads);
+    const auto each = numbers_by_layer(file, key, c.layers.size(), c.n_heads);
     const int64_t all = each ? 0 : file.integer(key, 1, c.n_heads, c.n_heads);
     const int64_t width = std::max(1, c.d_model / c.n_heads);
     const int64_t full = file.integer(prefix + "attention.key_length", 1, 1 << 16, width);
@@ -60,7 +60,7 @@ void read_heads(const GgufFile& file, const std::string& prefix, ModelConfig& c)
             fail(ErrorCode::unsupported, file.path(), ": ", values, " differs from key_length (", other,
                  ", not ", length, "), which is supported with latent attention (MLA) alone");
     }
-    for (int i = 0; i < c.n_layers; ++i) {
+    for (size_t i = 0; i < c.layers.size(); ++i) {
         LayerConfig& layer = c.layers[i];
         layer.n_kv_heads = int(each ? (*each)[i] : all);
         layer.head_dim = int(layer.window ? windowed : full);
@@ -79,10 +79,10 @@ void read_heads(const GgufFile& file, const std::string& prefix, ModelConfig& c)
 void read_networks(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     const std::string key = prefix + "feed_forward_length",
                       of_experts = prefix + "expert_feed_forward_length";
-    const auto each = numbers_by_layer(file, key, c.n_layers, 1 << 22);
+    const auto each = numbers_by_layer(file, key, c.layers.size(), 1 << 22);
     const bool said = file.has(key) || !file.has(of_experts);  // may be missing where all layers have experts
     const int64_t all = each ? 0 : file.integer(said ? key : of_experts, 1, 1 << 22);
-    for (int i = 0; i < c.n_layers; ++i) {
+    for (size_t i = 0; i < c.layers.size(); ++i) {
         c.layers[i].d_ff = int(each ? (*each)[i] : all);
         if (c.layers[i].d_ff == 0)
             fail(ErrorCode::unsupported, file.path(), ": layer ", i, " has no feed-forward network (", key,
@@ -114,8 +114,8 @@ void refuse_rope_of_windows(const GgufFile& file, const std::string& prefix, con
 }  // namespace
 
 void read_layers(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
-    c.layers.assign(c.n_layers, {});
-    for (int i = 0; i < c.n_layers; ++i) c.layers[i].owner = i;
+    c.layers.assign(std::max(c.n_layers, 1), {});
+    for (size_t i = 0; i < c.layers.size(); ++i) c.layers[i].owner = int(i);
     read_windows(file, prefix, c);
     read_networks(file, prefix, c);
     c.d_ff = c.layers[0].d_ff;
@@ -134,7 +134,7 @@ void choose_ropes(const GgufFile& file, const std::string& prefix, const RopeCon
         c.ropes.push_back(rope_of_windows(file, prefix, *first, c));
     else if (any)
         refuse_rope_of_windows(file, prefix, rope);
-    for (int i = 0; i < c.n_layers; ++i) {
+    for (size_t i = 0; i < c.layers.size(); ++i) {
         LayerConfig& layer = c.layers[i];
         const bool unturned = pattern.unturned_period && (i + 1) % pattern.unturned_period == 0;
         if (unturned || (any && pattern.window_rope == WindowRope::only && !windowed(layer)))

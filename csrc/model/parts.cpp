@@ -46,7 +46,7 @@ std::vector<Part> parts_of(const ModelConfig& config, const std::vector<LayerCho
     for (const auto& [backend, n] : shares) {
         parts.push_back({backend, {}, {}, {}, {}, {}});
         for (end += n; span != spans.end() && span->begin < end; ++span) parts.back().spans.push_back(*span);
-        if (parts.back().spans.empty())
+        if (parts.back().spans.empty() && !spans.empty())
             fail(ErrorCode::unsupported, "layers ", end - n, " to ", end - 1, " share rows with layer ",
                  std::prev(span)->begin, " and are where that is: choose other numbers of layers");
     }

@@ -13,7 +13,7 @@ struct LayerSpan {
     int begin, end;
 };
 
-/// How many layers a backend computes, at least one.
+/// How many layers a backend computes, at least one; without a decoder, of the encoder's.
 struct BackendLayers {
     Backend* backend;
     int layers;
@@ -22,13 +22,13 @@ struct BackendLayers {
 /// Neighbouring layers on one backend (a pipeline stage), and what they share beside weights and rows.
 struct Part {
     Backend* backend;
-    std::vector<LayerSpan> spans;
+    std::vector<LayerSpan> spans;          // none without a decoder
     std::vector<Rope> ropes, query_ropes;  // for k and for q, by index in ModelConfig::ropes
     std::vector<Buffer> tables;
     Scratch recoding;  // for rows that change their class (KvCache)
 
-    int begin() const { return spans.front().begin; }
-    int end() const { return spans.back().end; }
+    int begin() const { return spans.empty() ? 0 : spans.front().begin; }
+    int end() const { return spans.empty() ? 0 : spans.back().end; }
 };
 
 /// Divides the layers among backends, in order, a part for each share. A span goes where its first layer is.

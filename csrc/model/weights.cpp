@@ -39,6 +39,12 @@ class Loader final : public TensorSource {
         w_.token_embd = matrix("token_embd.weight", c_.n_vocab, c_.d_model);
         load_layer_embeddings(*this, c_, w_);
         load_encoder();
+        if (c_.n_layers > 0) load_decoder(choices);
+        tensors_.refuse_unused();
+        return std::move(w_);
+    }
+
+    void load_decoder(const CacheChoices& choices) {
         const std::string part = encoder_decoder() ? "dec." : "";
         w_.embd_norm = embedding_norm(part);
         if (arch_.positions == Positions::learned)
@@ -56,8 +62,6 @@ class Loader final : public TensorSource {
         if (arch_.positions == Positions::relative) load_relative_bias(part, choices.n_ctx, true, w_.layers);
         if (arch_.positions == Positions::alibi) load_alibi(choices.n_ctx);
         load_head(part);
-        tensors_.refuse_unused();
-        return std::move(w_);
     }
 
     Tensor matrix(const std::string& name, int64_t rows, int64_t cols, Presence presence = Presence::required,
@@ -185,8 +189,13 @@ class Loader final : public TensorSource {
         if (arch_.encoder_positions)
             e.position_embd = matrix("enc.position_embd.weight", c_.n_source_train, c_.d_model);
         e.embd_norm = embedding_norm("enc.");
-        for (int layer = 0; layer < c_.n_encoder_layers; ++layer)
-            e.layers.push_back(load_layer(attention_config(c_, 0), concat("enc.blk.", layer, ".")));
+        for (int layer = 0; layer < c_.n_encoder_layers; ++layer) {
+            const std::string p = concat("enc.blk.", layer, ".");
+            e.layers.push_back(load_layer(attention_config(c_, 0), p));
+            if (arch_.encoder != EncoderKind::series) continue;
+            e.layers.back().group_norm = norm(p + "group_attn_norm");
+            load_qkv(attention_config(c_, 0), p, "group_attn", e.layers.back().group);
+        }
         if (arch_.positions == Positions::relative) load_relative_bias("enc.", n_source_, false, e.layers);
         e.output_norm = output_norm("enc.");
         encoder_channel_sizes_ = encoder_channel_sizes();
@@ -281,7 +290,7 @@ class Loader final : public TensorSource {
         l.ffn_norm = arch_.norms == Norms::shared ? l.attn_norm : norm(p + arch_.ffn_norm);
     }
 
-    /// `what`: "attn" or "cross_attn".
+    /// `what`: "attn", "cross_attn" or "group_attn".
     void load_qkv(const AttnConfig& c, const std::string& block, const char* what, AttnWeights& a) {
         const int64_t q = c.q_width(), kv = c.kv_width();
         const std::string p = block + what;

@@ -36,6 +36,8 @@ struct LayerWeights {
     Norm attn_sub_norm, ffn_sub_norm;                  // of the inputs of W_O and W_down, or none
     Norm attn_sum_norm, cross_sum_norm, ffn_sum_norm;  // of x after each sum, or none
     AttnWeights attn, cross;                           // cross: with an encoder
+    Norm group_norm;                                   // in an encoder of series: among those of a group
+    AttnWeights group;
     /// What cache modes derived from attn and cross, in a decoder. Readers of rows have their owner's.
     std::shared_ptr<const Prepared> attn_prepared, cross_prepared;
     Tensor gate, up, down;

@@ -203,8 +203,10 @@ class Engine:
         A source is int32 ids [n] where the encoder reads tokens; else, or instead, float32 rows [n, n_inputs] (of
         tokens their embeddings, [n, d_model]). encoded: the rows are an encoder's output, [n, d_model]. An item may end
         in positions, int32 [n], of tokens or embeddings that have gaps between them (rows that are masked elsewhere):
-        ascending and below n_source; else they are 0, 1, 2 ... With states returns what each became, float32
-        [rows, d_model], else None. on_progress as for append; an exception leaves the sequences without a source.
+        ascending and below n_source; else they are 0, 1, 2 ... Where the encoder reads series (architecture chronos2) a
+        source is a group of them: each begins where positions do not ascend, and nothing is kept. With states returns
+        what each became, float32 [rows, d_model], else None. on_progress as for append; an exception leaves the
+        sequences without a source.
         ValueError: no encoder, a source that is too short or of another shape, an id outside the vocabulary, positions
         that do not ascend or are not as many, a sequence listed twice or that has a source or tokens;
         ContextOverflowError: more rows than n_source, or positions beyond it.

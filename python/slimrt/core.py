@@ -66,7 +66,7 @@ class Architecture:
             window_base (0: the others' base), or "only" these layers have RoPE.
         unturned_period: every unturned_period-th layer has no position encoding (NoPE); 0: none.
         whole_ramp: YaRN's ramp begins and ends at whole pairs of columns.
-        encoder: its inputs: "tokens", "mel" or "audio"; "none": no encoder.
+        encoder: its inputs: "tokens", "mel", "audio" or "series" (then there is no decoder); "none": no encoder.
     """
 
     name: str
@@ -101,6 +101,10 @@ class Architecture:
     @property
     def has_encoder(self) -> bool:
         return self.encoder != "none"
+
+    @property
+    def has_decoder(self) -> bool:
+        return self.encoder != "series"
 
 
 @dataclass(frozen=True)
@@ -190,12 +194,13 @@ def modes(file: GgufFile | str) -> tuple[Mode, ...]:
 
 
 def baseline(file: GgufFile | str) -> str:
-    """The mode that stores what attention itself computes of a token: "kv", with MLA "latent".
+    """The mode that stores what attention itself computes of a token: "kv", with MLA "latent"; "auto" without a
+    decoder, which has no cache.
 
     Raises:
         ModelFormatError, UnsupportedError: as `modes`.
     """
-    return next(mode.name for mode in modes(file) if mode.legal)
+    return next((mode.name for mode in modes(file) if mode.legal), "auto")
 
 
 def held(file: GgufFile | str) -> dict[str, tuple[str, int]]:

@@ -36,8 +36,9 @@ class LayerInfo(TypedDict):
 
 
 class EncoderInfo(TypedDict):
-    """An encoder. n_source: most rows of its output; inputs: "tokens", "mel" or "audio"; n_inputs: their width, 0 for
-    tokens."""
+    """An encoder. n_source: most rows of its output; inputs: "tokens", "mel", "audio" or "series" (patches, in a
+    model without a decoder: n_layers is 0, layers is empty, and cross None); n_inputs: their width, 0 for tokens and
+    patches."""
 
     n_layers: int
     n_source: int
@@ -89,7 +90,7 @@ def encoder_of(info: Info) -> EncoderInfo:
 
 
 def cross_of(info: Info) -> CrossInfo:
-    """info["cross"] of a model that has an encoder."""
+    """info["cross"] of a model that has an encoder and a decoder."""
     assert info["cross"] is not None
     return info["cross"]
 

@@ -64,20 +64,20 @@ def aligned(writer: gguf.GGUFWriter) -> None:
 # ---------------------------------------------------------------- whole models, as small as they can be
 D, HEADS, FF, VOCAB, ROWS = 4, 2, 4, 3, 8  # ROWS: of context, of a source, of buckets
 SPEECH = ("whisper", "moonshine")
-ENCODERS = (*SPEECH, "t5", "bart", "mbart")
+ENCODERS = (*SPEECH, "t5", "bart", "mbart", "chronos2")
 BIASED = ("bart", "bloom", "gpt2", "gptneox", "mbart", "opt", "phi2", "whisper")
 LAYER_NORM = ("phimoe", *BIASED, "cohere2", "command-r", "moonshine", "mpt", "olmo", "openlm", "stablelm")
-UNGATED = (*BIASED, "moonshine", "mpt", "openlm", "phi3", "glm4")
+UNGATED = (*BIASED, "chronos2", "moonshine", "mpt", "openlm", "phi3", "glm4")
 CONVOLUTIONS = {
     "whisper": {"conv1": (D, 3), "conv2": (D, 3 * D)},
     "moonshine": {"conv1": (D, 127), "conv2": (2 * D, 7 * D), "conv3": (D, 3 * 2 * D)},
 }
 EXPERTS = ("deepseek", "deepseek2", "gpt-oss", "granitemoe", "minimax-m2", "mistral4", "olmoe", "phimoe", "qwen2moe",
            "qwen3moe")  # fmt: skip
-ARCHITECTURES = ("bart", "bitnet", "bloom", "cohere2", "command-r", "exaone4", "gemma", "gemma2", "gemma3", "gemma4",
-                 "glm4", "gpt2", "gptneox", "granite", "llama", "mbart", "minicpm", "minicpm3", "mistral3", "moonshine",
-                 "mpt", "olmo", "olmo2", "openlm", "opt", "phi2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "t5",
-                 "whisper", *EXPERTS)  # fmt: skip
+ARCHITECTURES = ("bart", "bitnet", "bloom", "chronos2", "cohere2", "command-r", "exaone4", "gemma", "gemma2", "gemma3",
+                 "gemma4", "glm4", "gpt2", "gptneox", "granite", "llama", "mbart", "minicpm", "minicpm3", "mistral3",
+                 "moonshine", "mpt", "olmo", "olmo2", "openlm", "opt", "phi2", "phi3", "qwen2", "qwen3", "smollm3",
+                 "stablelm", "t5", "whisper", *EXPERTS)  # fmt: skip
 Shapes = dict[str, tuple[int, ...]]
 # Latent attention: of a head of K so many columns that do not rotate and that do, of one of V; the latents.
 PLAIN, ROTATING, V, LATENT, Q_LATENT = 2, 2, 2, 3, 2
@@ -154,6 +154,9 @@ def layer(arch: str, cross: bool, out: str) -> Shapes:
     if cross:
         shapes |= attention(arch, "cross_attn", f"cross_attn{out}")
         names.append("cross_attn_output_norm" if arch == "bart" else "cross_attn_norm")
+    if arch == "chronos2":
+        shapes |= attention(arch, "group_attn", "group_attn_o")
+        names = [*names, "group_attn_norm"]
     for name in names:
         shapes |= norm(arch, name)
     if arch in EXPERTS:
@@ -171,7 +174,8 @@ def layer(arch: str, cross: bool, out: str) -> Shapes:
 def shapes_of(arch: str, n_layers: int) -> Shapes:
     encoder = arch in ENCODERS
     shapes: Shapes = {"token_embd.weight": (VOCAB, D)}
-    for part in ("enc.", "dec.") if encoder else ("",):
+    parts = ("enc.",) if arch == "chronos2" else ("enc.", "dec.") if encoder else ("",)
+    for part in parts:
         of_layer = layer(arch, part == "dec.", "_o" if encoder else "_output")
         shapes |= {f"{part}blk.{i}.{name}": shape for i in range(n_layers) for name, shape in of_layer.items()}
         shapes |= norm(arch, f"{part}token_embd_norm" if arch == "bart" else f"{part}output_norm")
