@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+import chronos2_models
 import hf_models
 import seq2seq_models
 
@@ -21,7 +22,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def main(names: list[str]) -> None:
-    for name in names or [*hf_models.MODELS, *seq2seq_models.MODELS, "chronos_bolt"]:
+    for name in names or [*hf_models.MODELS, *seq2seq_models.MODELS, "chronos_bolt", "chronos2"]:
         if name not in hf_models.MODELS:
             seq2seq(name)
             continue
@@ -40,6 +41,10 @@ def seq2seq(name: str) -> None:
     directory.mkdir(parents=True)
     if name == "chronos_bolt":
         made = seq2seq_models.golden_bolt(fixtures / seq2seq_models.BOLT)
+    elif name == "chronos2":
+        chronos2_models.describe()
+        with tempfile.TemporaryDirectory() as folder:
+            made = chronos2_models.golden(chronos2_models.write(Path(folder)))
     elif fixture := seq2seq_models.MODELS[name].fixture:
         made = seq2seq_models.golden(name, fixtures / fixture)
     else:

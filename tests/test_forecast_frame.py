@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import builtins
-import json
 from pathlib import Path
 
 import numpy as np
@@ -127,14 +126,11 @@ def test_levels_beyond_those_trained_for_are_warned_of(bolt, recwarn):
     assert warned[0].filename == __file__
 
 
-def test_covariates_and_chronos_2_are_refused_by_name(bolt, tmp_path):
-    with pytest.raises(TypeError, match="covariates are for Chronos-2, which is not supported"):
+def test_what_chronos_2_has_is_refused_by_name(bolt):
+    with pytest.raises(TypeError, match="covariates are for Chronos-2"):
         bolt.predict_quantiles([{"target": [1.0, 2.0], "past_covariates": {}}])
-    config = {"architectures": ["Chronos2Model"], "model_type": "t5", "is_encoder_decoder": False,
-              "chronos_config": {"input_patch_size": 16, "quantiles": [0.1, 0.5, 0.9]}}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedError, match="Chronos-2, .*; forecasts are for Chronos .* Chronos-Bolt"):
-        slimrt.Model(tmp_path)
+    with pytest.raises(ValueError, match="cross_learning is for Chronos-2"):
+        bolt.predict_quantiles([[1.0, 2.0], [3.0, 4.0]], cross_learning=True)
 
 
 @pytest.mark.oracle

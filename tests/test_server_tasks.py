@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import chronos2_models
 import slimrt
 from served import Answer, Served, served
 from slimrt.speech.subtitles import written
@@ -140,6 +141,21 @@ def test_forecasts_are_the_librarys(tmp_path):
                       {"series": [1, 2], "horizon": 3}, {"series": [1, 2], "quantile_levels": ["x"]},
                       {"series": [1, 2], "num_samples": 3}):  # fmt: skip
             assert server.ask("/v1/forecasts", wrong).status == 400
+
+
+def test_forecasts_of_chronos_2(tmp_path):
+    path, series = tmp_path / "model.gguf", [chronos2_models.waves(30, i) for i in (1, 2)]
+    slimrt.convert(chronos2_models.write(tmp_path / "hf"), path, progress=False)
+    with served(tmp_path, "--n-source", "64", model=path) as server, slimrt.Model(path, n_source=64) as model:
+        for options in ({}, {"cross_learning": True}):
+            asked = {"series": [one.tolist() for one in series], "prediction_length": 5, "quantile_levels": [0.5]}
+            answer = server.ask("/v1/forecasts", asked | options).json
+            wanted = model.predict_quantiles(series, 5, [0.5], **options)
+            for one, row in zip(answer["data"], wanted, strict=True):
+                np.testing.assert_allclose(one["quantiles"]["0.5"], row[:, 0], rtol=1e-4)
+        answer = server.ask("/v1/forecasts", {"series": [series[0].tolist() * 2] * 8, "cross_learning": True})
+        assert answer.status == 400 and "n_source" in answer.error["message"]
+        assert server.ask("/v1/completions", {"prompt": "a"}).status == 400
 
 
 def test_a_forecast_ends_when_nobody_waits_for_it(tmp_path):

@@ -262,22 +262,28 @@ class Tasks:
         quantile_levels: Sequence[float] = (0.1, 0.5, 0.9),
         **options: Unpack[PredictOptions],
     ) -> NDArray[np.float32]:
-        """Quantile forecasts of time series: float32 (batch, prediction_length, q). For Chronos and Chronos-Bolt.
+        """Quantile forecasts of time series: float32 (batch, prediction_length, q). For Chronos, Chronos-Bolt and
+        Chronos-2.
 
         Args:
             series: numbers (n,), or several series: (batch, n), or a list of (n,) of any lengths. NaN: missing value.
+                For Chronos-2 also series that are forecast together: (batch, variates, n), a list with (variates, n),
+                or dicts as in chronos-forecasting, {"target": (n,) or (variates, n), "past_covariates": {name: (n,)},
+                "future_covariates": {name: (prediction_length,)}}. All targets follow one another in the result.
             prediction_length: steps to forecast; None: what the model was trained for. Beyond that the forecast is
                 continued from its own values.
-            quantile_levels: from 0 to 1. Chronos-Bolt has only the levels that it was trained for, mostly 0.1 to 0.9:
-                levels outside get its lowest or highest, with a warning.
-            num_samples, temperature, top_k, top_p: for Chronos' sample paths; None: the model's own. Not used by
-                Chronos-Bolt, which does not sample.
+            quantile_levels: from 0 to 1. Chronos-Bolt and Chronos-2 have only the levels that they were trained for,
+                mostly 0.1 to 0.9, and 0.01 to 0.99: levels outside get the lowest or highest, with a warning.
+            num_samples, temperature, top_k, top_p: for Chronos' sample paths; None: the model's own. Not for
+                Chronos-Bolt and Chronos-2, which do not sample.
             seed: makes the sample paths reproducible; series i uses seed + i.
+            cross_learning: for Chronos-2: all series are forecast together; their last values are of one time.
 
         Raises:
             UnsupportedError: not a Chronos model.
             ValueError, TypeError: values that are not numbers, infinite, or beyond 1e17, a series in which the model
-                has nothing to read, or an option out of its range.
+                has nothing to read, covariates of another length, or an option out of its range.
+            ContextOverflowError: series that are forecast together take more rows than n_source.
         """
         from slimrt.forecast.predict import predict, warn_beyond
 
@@ -312,7 +318,7 @@ class Tasks:
 
         Returns:
             One row per series, in the order of their first rows, and step: id_column, timestamp_column,
-            "target_name", "predictions" (Chronos: the mean of the sample paths; Chronos-Bolt: the median), and a column
+            "target_name", "predictions" (Chronos: the mean of the sample paths; others: the median), and a column
             for each quantile level, named str(level).
 
         Raises:

@@ -241,6 +241,8 @@ class CacheChoice:
     def arguments(self, source: ModelSource) -> dict[str, Any]:
         """Arguments of core.plan and core.Engine: one value if all layers agree, else one per layer."""
         layers = self.layers(source)
+        if not layers:  # there is no decoder
+            return self.cross.arguments(source)
         given: dict[str, Any] = {
             "cache": _one_or_all([layer.mode for layer in layers]),
             "cache_type_k": _one_or_all([layer.type_k for layer in layers]),
@@ -301,9 +303,12 @@ def check_cache(source: ModelSource, choice: CacheChoice) -> None:
 
     Raises:
         UnsupportedError: an unknown mode (the message suggests the nearest).
-        CacheUnsupportedError: an illegal mode; the message names the layer, the reason and the legal modes.
+        CacheUnsupportedError: an illegal mode; the message names the layer, the reason and the legal modes; or
+            there is no cache, since the model has no decoder.
         ValueError: as CacheChoice.layers and CrossConfig.arguments.
     """
+    if not source.has_decoder and choice.with_cross(replace(choice.cross, n_source=0)) != CacheChoice.of():
+        raise CacheUnsupportedError(f"{source.name} has no decoder, and so no cache: leave out its modes and types")
     modes = source.modes()
     for config in choice.configs:
         if config.mode != AUTO and config.mode not in modes:
@@ -329,5 +334,6 @@ def row_type(layer: Mapping[str, Any]) -> str:
 
 
 def kinds(layers: Sequence[Mapping[str, Any]]) -> str:
-    """A label of the caches of all layers: "kv f16", or several, separated by commas. layers: from Engine.info()."""
-    return ", ".join(sorted({f"{layer['mode']} {row_type(layer)}" for layer in layers}))
+    """A label of the caches of all layers: "kv f16", or several, separated by commas; "none" if there is none.
+    layers: from Engine.info()."""
+    return ", ".join(sorted({f"{layer['mode']} {row_type(layer)}" for layer in layers})) or "none"

@@ -60,14 +60,15 @@ class CrossConfig:
         return {}
 
     def resolved(self, source: ModelSource) -> CrossConfig:
-        """The config with mode and type as the core resolves them for a model that has an encoder. Errors as
-        arguments()."""
+        """The config with mode and type as the core resolves them for a model that has an encoder and a decoder. Errors
+        as arguments()."""
         found = cross_of(core.plan(source.file, **self.arguments(source)))
         return CrossConfig(found["mode"], found["type"], self.n_source)
 
     def mode_for(self, source: ModelSource) -> str:
-        """The resolved mode; "" for a model without an encoder. Errors as arguments()."""
-        return self.resolved(source).mode if self.arguments(source) else ""
+        """The resolved mode; "" for a model without an encoder, or without a decoder. Errors as arguments()."""
+        crosses = bool(self.arguments(source)) and source.has_decoder
+        return self.resolved(source).mode if crosses else ""
 
     def reason(self, source: ModelSource, mode: str) -> str:
         """A phrase on why the model has this mode."""

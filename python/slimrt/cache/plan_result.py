@@ -81,7 +81,7 @@ class PlanRow(MemorySizes):
     """Memory of one choice of cache.
 
     Attributes:
-        cache: mode of all layers, or "mixed".
+        cache: mode of all layers, or "mixed"; "none" without a decoder.
         max_n_ctx: the largest context that fits the limit, a multiple of the block size or the requested context, at
             most the trained or the requested one, whichever is larger; 0 if none fits.
         fits: the requested context fits.
@@ -99,9 +99,9 @@ class PlanRow(MemorySizes):
     cache: str
     max_n_ctx: int
     fits: bool
-    smaller_from: int | None
-    times_by_types: float | None
-    times_held: float
+    smaller_from: int | None = None
+    times_by_types: float | None = None
+    times_held: float = 1.0
     too_imprecise: str | None = ""
 
 
@@ -250,7 +250,7 @@ def _cells(row: PlanRow, n_ctx_train: int) -> tuple[str, ...]:
 
 def _smaller_from(row: PlanRow, n_ctx_train: int) -> str:
     """The last column: the context from which the model takes less memory than with kv."""
-    if row.cache in BASELINES:
+    if row.cache in (*BASELINES, "none"):
         return "-"
     if row.smaller_from is None:
         return "never"

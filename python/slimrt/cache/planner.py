@@ -260,6 +260,8 @@ class Planner:
     def row(self, choice: CacheChoice, n_ctx: int) -> PlanRow:
         sizes = self.sizes(choice, n_ctx)
         fits, largest = self.fit(sizes), self.largest_n_ctx(choice, n_ctx)
+        if not sizes.modes:  # no decoder
+            return PlanRow(cache="none", max_n_ctx=largest, fits=fits, **vars(sizes))
         cache = sizes.modes[0] if len(set(sizes.modes)) == 1 else "mixed"
         plain = self.sizes(CacheChoice.of(self.source.baseline, DEFAULT_TYPE).with_cross(choice.cross), n_ctx)
         return PlanRow(

@@ -27,7 +27,7 @@ from slimrt.cli.common import (
 from slimrt.cli.flags import Collect
 from slimrt.cli.values import is_number, parsed, positive, seed
 from slimrt.forecast.plot import plot_forecast
-from slimrt.forecast.predict import answered_levels, enough_context
+from slimrt.forecast.predict import answered_levels, enough_context, rows_together
 from slimrt.forecast.table import Columns, Read, read_series
 from slimrt.measure.plots import check_plot
 from slimrt.plumbing.files import check_target, decode_text
@@ -86,6 +86,8 @@ def add_flags(flags: Flags) -> None:
         metavar="Q[,Q]",
         help="default: 0.1,0.5,0.9",
     )
+    flags.add("--joint", twin=False, action="store_true", help="forecast the series together, so that each informs the "
+              "others (Chronos-2); their last rows are of one time")  # fmt: skip
     flags.add("--num-samples", type=positive, metavar="N", help="sample paths of Chronos; default: as the model says")
     flags.add("-s", "--seed", type=seed, metavar="N", help="seed of the sample paths; default: a new one")
     flags.add("--format", "--output-format", twin=False, choices=_FORMATS, help="default: what -o ends in, else csv")
@@ -113,14 +115,18 @@ def run(args: argparse.Namespace) -> int:
     name = given[0] if given else "stdin"
     columns = Columns(args.column, args.id, args.date_column, args.date_format, args.freq)
     read = read_series(decode_text(data, name), name, columns, lambda text: note(args, f"slimrt: {text}"))
+    values = [one.values for one in read.series.values()]
+    if args.joint:
+        _require_one_end(read)
+        args.n_source = args.n_source or rows_together(source, values, args.horizon)
     with (
         open_model(args, source, args.ctx or enough_context(source), n_seqs=_AT_ONCE) as model,
         warnings.catch_warnings(record=True) as said,
     ):
         warnings.simplefilter("always")
         quantiles = model.predict_quantiles(
-            [one.values for one in read.series.values()], args.horizon, args.quantiles, num_samples=args.num_samples,
-            seed=args.seed,
+            values, args.horizon, args.quantiles, num_samples=args.num_samples, seed=args.seed,
+            cross_learning=args.joint,
         )  # fmt: skip
     for one in said:
         note(args, f"slimrt: {one.message}")
@@ -132,6 +138,18 @@ def run(args: argparse.Namespace) -> int:
             note(args, f"slimrt: {args.plot}: {told}")
     write_out(args.output, as_json(forecast.record()) + "\n" if form == "json" else forecast.csv())
     return 0
+
+
+def _require_one_end(read: Read) -> None:
+    """ValueError: series with dates do not go on with the same steps."""
+    ends = {name: one.timeline.future(2) for name, one in read.series.items() if one.timeline is not None}
+    first = next(iter(ends), "")
+    for name, dates in ends.items():
+        if dates != ends[first]:
+            raise ValueError(
+                f"series {first} goes on with {', '.join(ends[first])}, series {name} with {', '.join(dates)}: only "
+                "series that end at the same time are forecast together, so leave out --joint"
+            )
 
 
 def _levels(text: str) -> tuple[float, ...]:

@@ -104,7 +104,8 @@ def _report(source: ModelSource) -> dict[str, Any]:
                 tensor |= {"held_as": type, "held_bytes": n_bytes}
         modes = [_cache_mode(source, mode) for mode in _described(source, cross=False)]
         report |= {"cache_modes": modes, "pays": _pays(modes), "cache": _chosen(source)}
-        return report | ({"cross_modes": _cross_modes(source)} if source.has_encoder else {})
+        crosses = source.has_encoder and source.has_decoder
+        return report | ({"cross_modes": _cross_modes(source)} if crosses else {})
     except SlimrtError as error:  # a vocabulary, or an unknown architecture: shown nevertheless
         return report | {"cache_modes": [], "cache": None, "unsupported": str(error)}
 
@@ -162,8 +163,8 @@ def _cache_mode(source: ModelSource, mode: dict[str, Any]) -> dict[str, Any]:
 def _pays(modes: list[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
     """For the usual types of kv: the mode whose rows are smallest, with its share of kv's bytes; None: kv itself. Mode
     k+r only if k is legal (K determines V, but for rounding) and no other mode is smaller than kv; no modes with aging
-    rows. Empty if kv is not legal."""
-    kv = next(mode["bytes_per_token_by_type"] for mode in modes if mode["mode"] == "kv")
+    rows. Empty if kv is not legal, or there is no decoder."""
+    kv: dict[str, int] = next((mode["bytes_per_token_by_type"] for mode in modes if mode["mode"] == "kv"), {})
     found: dict[str, dict[str, Any] | None] = {}
     lossy = (*AGING, *(() if any(one["legal"] for one in modes if one["mode"] == "k") else (RESIDUAL_MODE,)))
     for name in kv and ("f16", "q8"):
@@ -219,6 +220,8 @@ def _print(report: dict[str, Any], *, all_tensors: bool) -> None:
         print(f"  cross {mode['mode']:3} {_cross_answer(mode)}")
     if "unsupported" in report:
         print(f"  none: {report['unsupported']}")
+    elif not report["cache_modes"]:
+        print("  none: the model has no decoder")
     if report["cache"]:
         print(f"converted for: {kinds(report['cache'])}")
 

@@ -50,10 +50,12 @@ VERBS = {
         ('slimrt text2text t5.gguf -p "summarize: ..."', "slimrt text2text t5.gguf -f lines.txt --json"),
     ),
     "forecast": Verb(
-        "forecast time series with Chronos and Chronos-Bolt: CSV in, quantiles out; several columns are one batch",
+        "forecast time series with Chronos, Chronos-Bolt and Chronos-2: CSV in, quantiles out; several columns are one "
+        "batch",
         (
             "slimrt forecast chronos.gguf sales.csv -n 24",
             "slimrt forecast chronos.gguf sales.csv --column north --column south --quantiles 0.1 0.5 0.9 -o next.csv",
+            "slimrt forecast chronos-2.gguf sales.csv --column north --column south --joint",
         ),
     ),
     "convert": Verb(

@@ -24,7 +24,7 @@ from slimrt.converter.share import share as share_layers
 from slimrt.converter.sparse import KEY as SPARSE_KEY
 from slimrt.converter.sparse import check_sparse, find_delta
 from slimrt.converter.verify import MAX_TOKENS, compare
-from slimrt.errors import UnsupportedError
+from slimrt.errors import CacheUnsupportedError, UnsupportedError
 from slimrt.folding.attention import Attention
 from slimrt.folding.calibrate import Calibration, Text, calibrated, text_ids
 from slimrt.folding.cross_model import check_cross, cross_fields, fold_cross_model, lost, require_all_precise
@@ -103,7 +103,7 @@ def convert(
     if outtype is not None:
         model, more = requantise(model, outtype, importance)
         warnings += more
-    attention = _attention(model, request, calibration, verify)
+    attention = _attention(model, request, cross, calibration, verify)
     if sparse:
         check_sparse(model, attention, cache)
     check_cross(model, cross, cross_type)
@@ -211,13 +211,20 @@ def _sharing(cache: str | None, kv_layers: int | None, kv_heads: int | None, mer
     return asked
 
 
-def _attention(model: ModelData, request: Request, calibration: Text, verify: bool | Text) -> Attention:
+def _attention(
+    model: ModelData, request: Request, cross: str | None, calibration: Text, verify: bool | Text
+) -> Attention:
     """The model's attention, checked to be suitable for the request.
 
     Raises:
         CacheUnsupportedError, UnsupportedError, ValueError: as `convert`.
     """
     attention, cache = Attention.of(model), request.mode
+    kind = model.value("slimrt.chronos.kind", "")
+    if attention.n_layers == 0 and (cache is not None or cross is not None):
+        raise CacheUnsupportedError(
+            f"architecture '{model.arch}' has no decoder, and so no cache: leave out cache and cross"
+        )
     if attention.encoder_decoder and (request.target is not None or request.budget is not None):
         what = "cache 'auto'" if cache == AUTO else "a target"
         raise UnsupportedError(
@@ -234,8 +241,8 @@ def _attention(model: ModelData, request: Request, calibration: Text, verify: bo
         raise UnsupportedError(
             f"a text says nothing of a decoder beside an encoder ('{model.arch}'): leave out the calibration"
         )
-    if verify not in (None, False) and model.value("slimrt.chronos.kind", "") == "bolt":
-        raise UnsupportedError("verify compares logits, and Chronos-Bolt has none: compare forecasts")
+    if verify not in (None, False) and kind in ("bolt", "2"):
+        raise UnsupportedError(f"verify compares logits, and Chronos-{kind.capitalize()} has none: compare forecasts")
     if attention.latent and cache == AUTO:
         raise UnsupportedError("latent attention (MLA) has one cache mode, latent: there is nothing to choose")
     if cache is not None and cache != AUTO:

@@ -60,7 +60,7 @@ _MORE_BITS = re.compile(r"(enc\.|dec\.|)blk\.(\d+)\.(?:attn_v|attn_qkv|cross_att
 # Small tensors that are read element by element: these stay as they are.
 _KEPT = re.compile(
     r"(.*\.)?(position_embd|attn_rel_b|conv\d|ffn_gate_inp|ffn_gate_inp_shexp"
-    r"|rope_freqs|rope_factors_long|rope_factors_short)\.weight|slimrt\.bolt\..*"
+    r"|rope_freqs|rope_factors_long|rope_factors_short)\.weight|slimrt\.(bolt|chronos2)\..*"
 )
 # The largest representable values; for K types they depend on the whole block.
 _LARGEST = {_Kind.F16: 65504.0, _Kind.Q8_0: 127 * 65504.0, _Kind.Q4_0: 8 * 65504.0}

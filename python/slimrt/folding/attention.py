@@ -122,7 +122,7 @@ class Attention:
         n_rot = model.size("rope.dimension_count", 0) if traits.rope else 0
         return cls(
             d=d,
-            n_layers=model.size("decoder_block_count", model.size("block_count")),
+            n_layers=model.size("decoder_block_count", model.size("block_count")) if traits.has_decoder else 0,
             n_heads=n_heads,
             n_kv_heads=n_heads,
             head_dim=model.size("attention.key_length", d // n_heads),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt.errors import UnsupportedError
 from slimrt.modelfile.gguf import ModelData
 from slimrt.plumbing import progress as bars
 
@@ -47,7 +48,7 @@ def spectra(model: ModelData, *, progress: bool = False) -> list[Spectrum]:
     """The spectrum of W_K in every layer that has one, one layer in memory at a time; progress: show a bar on stderr.
 
     Raises:
-        ModelFormatError, UnsupportedError, OSError: the file is broken or of an unknown architecture.
+        ModelFormatError, UnsupportedError, OSError: the file is broken, of an unknown architecture, or has no decoder.
     """
     from slimrt.folding.attention import Attention
     from slimrt.folding.weights import projections
@@ -55,6 +56,8 @@ def spectra(model: ModelData, *, progress: bool = False) -> list[Spectrum]:
     attention = Attention.of(model)
     found = []
     owning = attention.owning()
+    if not owning:
+        raise UnsupportedError(f"architecture '{model.arch}' has no decoder, and so no cache whose W_K would matter")
     with bars.bar(progress, len(owning), "spectrum", "layer") as update:
         for done, layer in enumerate(owning):
             w_k, _ = projections(model, attention, layer)

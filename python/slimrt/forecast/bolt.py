@@ -15,6 +15,20 @@ _LEAST_SCALE = 1e-5  # used as the standard deviation of a constant series
 Weights = NDArray[np.float32]
 
 
+def standardised(context: Values, arcsinh: bool) -> tuple[Weights, tuple[np.float32, np.float32]]:
+    """Values less their mean, divided by their standard deviation, perhaps through arcsinh; and the (mean, deviation).
+    Missing values count for none of them."""
+    mean = np.float32(np.nanmean(context))
+    deviation = np.float32(np.sqrt(np.nanmean(np.square(context - mean)))) or np.float32(_LEAST_SCALE)
+    return scaled(context, (mean, deviation), arcsinh), (mean, deviation)
+
+
+def scaled(values: Values, scales: tuple[np.float32, np.float32], arcsinh: bool) -> Weights:
+    """Values in units of a (mean, deviation)."""
+    found: Weights = (values - scales[0]) / scales[1]
+    return np.arcsinh(found) if arcsinh else found
+
+
 @dataclass(frozen=True)
 class ResidualBlock:
     """relu(x W_h + b_h) W_o + b_o + x W_r + b_r; matrices are (outputs, inputs)."""
@@ -75,16 +89,11 @@ class Bolt:
             ValueError: all values are missing.
         """
         context = recent(series, self.context_length)
-        mean = np.float32(np.nanmean(context))
-        deviation = np.float32(np.sqrt(np.nanmean(np.square(context - mean)))) or np.float32(_LEAST_SCALE)
-        scaled = (context - mean) / deviation
-        if self.arcsinh:
-            scaled = np.arcsinh(scaled)
-        missing = -len(scaled) % self.patch_size
-        padded = np.pad(scaled, (missing, 0), constant_values=np.nan)
+        values, (mean, deviation) = standardised(context, self.arcsinh)
+        padded = np.pad(values, (-len(values) % self.patch_size, 0), constant_values=np.nan)
         cut = np.lib.stride_tricks.sliding_window_view(padded, self.patch_size)[:: self.patch_stride]
         seen = ~np.isnan(cut)
-        there = seen.any(axis=1)
+        there: NDArray[np.bool_] = np.logical_or.reduce(seen, axis=1)
         cut, seen = cut[there], seen[there]
         rows = self.into(np.concatenate((np.where(seen, cut, 0), seen), axis=1).astype(np.float32))
         if self.register is not None:

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from slimrt.plumbing.arguments import unknown
 
-_COVARIATES = ("future_df", "known_covariates_names", "past_covariates", "future_covariates", "cross_learning")
+_COVARIATES = ("future_df", "known_covariates_names", "past_covariates", "future_covariates")
 _ELSEWHERE = {  # options of chronos-forecasting
     "batch_size": "n_seqs of slimrt.Model says how many series are computed together",
     "validate_inputs": "a table is always checked",
@@ -22,13 +22,17 @@ class PredictOptions(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     seed: int | None
+    cross_learning: bool
 
 
 def sampling(options: PredictOptions) -> dict[str, Any]:
     """The options of sample paths, None if not given. TypeError: an unknown option."""
     for name in options:
         if name in _COVARIATES:
-            raise TypeError(f"no {name}: covariates are for Chronos-2; Chronos and Chronos-Bolt read the series alone")
+            raise TypeError(
+                f"no {name}: covariates are for Chronos-2, and in what predict_quantiles forecasts, a dict with target,"
+                " past_covariates and future_covariates; Chronos and Chronos-Bolt read the series alone"
+            )
         if name in _ELSEWHERE:
             raise TypeError(f"no {name}: {_ELSEWHERE[name]}")
         if name not in PredictOptions.__annotations__:

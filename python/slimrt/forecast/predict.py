@@ -15,6 +15,8 @@ from slimrt.cache.planner import whole_blocks
 from slimrt.errors import ContextOverflowError, ModelFormatError, UnsupportedError
 from slimrt.forecast.bolt import Bolt, ResidualBlock
 from slimrt.forecast.chronos import Chronos, Paths
+from slimrt.forecast.chronos2 import Chronos2
+from slimrt.forecast.joint import forecast_groups, groups_of
 from slimrt.forecast.options import PredictOptions, sampling
 from slimrt.forecast.series import Values, as_series, check_levels, check_reach
 from slimrt.generation.loop import loop_of
@@ -22,13 +24,14 @@ from slimrt.generation.search import Encode, Read, Task
 from slimrt.generation.sequences import Sequences
 from slimrt.generation.tickets import Call
 from slimrt.modelfile.source import ModelSource
-from slimrt.plumbing.arguments import check_seed, positive, real, whole
+from slimrt.plumbing.arguments import check_seed, check_switch, positive, real, whole
 from slimrt.plumbing.notes import warn
 from slimrt.runtime.kinds import require
 from slimrt.runtime.runtime import Runtime
 
 _BLOCK_TENSORS = [f"{layer}.{kind}" for layer in ("hidden", "output", "residual") for kind in ("weight", "bias")]
 _REGISTER = 1  # id of the [REG] token, if the file does not say
+_NAMES = {"chronos-bolt": "Chronos-Bolt", "chronos-2": "Chronos-2"}  # that give quantiles, and draw no samples
 
 
 def predict(
@@ -40,21 +43,26 @@ def predict(
     options: PredictOptions,
     call: Call | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Quantiles float32 (batch, horizon, q), and point forecasts (batch, horizon): the mean of Chronos' paths, or
-    Chronos-Bolt's median. Arguments and errors as Model.predict_quantiles; seed: already chosen; call: allows to cancel
+    """Quantiles float32 (batch, horizon, q), and point forecasts (batch, horizon): the mean of Chronos' paths, or the
+    median of others. Arguments and errors as Model.predict_quantiles; seed: already chosen; call: allows to cancel
     it."""
-    kind = require(runtime, "chronos", "chronos-bolt", to="forecast")
+    kind = require(runtime, "chronos", "chronos-bolt", "chronos-2", to="forecast")
     check_seed(seed)
-    given = sampling(options)
-    rows, levels = as_series(series), check_levels(quantile_levels)
-    file = runtime.source.file
+    given, together = sampling(options), options.get("cross_learning", False)
+    check_switch("cross_learning", together)
+    if kind != "chronos" and any(option is not None for option in given.values()):
+        raise ValueError(
+            f"num_samples, temperature, top_k and top_p belong to Chronos; {_NAMES[kind]} draws no samples"
+        )
     if prediction_length is not None:
         positive("prediction_length", prediction_length)
+    file, levels = runtime.source.file, check_levels(quantile_levels)
+    if kind == "chronos-2":
+        return _chronos2(runtime, series, prediction_length, levels.tolist(), together, call or Call())
+    if together:
+        raise ValueError("cross_learning is for Chronos-2: Chronos and Chronos-Bolt read each series alone")
+    rows = as_series(series)
     if kind == "chronos-bolt":
-        if any(option is not None for option in given.values()):
-            raise ValueError(
-                "num_samples, temperature, top_k and top_p belong to Chronos; Chronos-Bolt draws no samples"
-            )
         bolt = read_bolt(file)
         _try(bolt.patches, rows)
         found = _bolt(runtime, bolt, rows, prediction_length or bolt.prediction_length, call or Call())
@@ -66,6 +74,16 @@ def predict(
     paths = _paths(runtime, model, rows, prediction_length or model.prediction_length, how, seed, call or Call())
     quantiles = np.moveaxis(np.quantile(paths, levels, axis=1), 0, -1).astype(np.float32)
     return quantiles, paths.mean(axis=1, dtype=np.float32)
+
+
+def _chronos2(
+    runtime: Runtime, series: Any, horizon: int | None, levels: list[float], together: bool, call: Call
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """As predict(). together: all series are one group."""
+    model = read_chronos2(runtime.source.file)
+    horizon = horizon or model.prediction_length
+    found = forecast_groups(runtime, model, groups_of(series, horizon, together), horizon, call)
+    return model.at_levels(found, levels), model.at_levels(found, [0.5])[..., 0]
 
 
 def warn_beyond(source: ModelSource, levels: Sequence[float]) -> None:
@@ -167,18 +185,30 @@ def _bolt_quantiles(engine: Sequences, runtime: Runtime, bolt: Bolt, row: Values
     return bolt.forecast(state, scales)
 
 
+def rows_together(source: ModelSource, series: Sequence[Any], horizon: int | None) -> int:
+    """Rows of the encoder (n_source) with which Chronos-2 forecasts series together, 0 if its own are enough, or for
+    other models. Errors as Model.predict_quantiles."""
+    if source.kind != "chronos-2":
+        return 0
+    model = read_chronos2(source.file)
+    horizon = horizon or model.prediction_length
+    (group,) = groups_of(list(series), horizon, True)
+    rows = model.n_rows(group, horizon)
+    return rows if rows > model.most_rows else 0
+
+
 def enough_context(source: ModelSource) -> int:
     """The decoder context that any forecast needs, in whole blocks; 0 (the default context) for other models."""
     kind = source.kind
-    if kind not in ("chronos", "chronos-bolt"):
+    if kind not in ("chronos", *_NAMES):
         return 0
     steps = read_chronos(source.file).prediction_length if kind == "chronos" else 1
     return whole_blocks(steps)
 
 
 def trained_levels(source: ModelSource) -> tuple[float, ...]:
-    """The quantile levels that Chronos-Bolt was trained for, sorted; () for models that draw sample paths."""
-    return _levels(source.file) if source.kind == "chronos-bolt" else ()
+    """The quantile levels that a model was trained for, sorted; () for Chronos, which draws sample paths."""
+    return _levels(source.file) if source.kind in _NAMES else ()
 
 
 def _levels(file: core.GgufFile) -> tuple[float, ...]:
@@ -202,11 +232,7 @@ def _stored(file: core.GgufFile, name: str, default: Any = None) -> Any:
 
 def read_bolt(file: core.GgufFile) -> Bolt:
     """Chronos-Bolt's parameters, and its tensors slimrt.bolt.*. UnsupportedError: an activation other than relu."""
-    tensors = {
-        f"{end}.{name}": file.read(f"slimrt.bolt.{end}.{name}")
-        for end in ("input", "output")
-        for name in _BLOCK_TENSORS
-    }
+    into, out = _blocks(file, "bolt")
     value = partial(_stored, file)
     if "slimrt.activation" in file.keys() and file.value("slimrt.activation") != "relu":
         raise UnsupportedError(f"a Chronos-Bolt with {file.value('slimrt.activation')}, not relu, is not supported")
@@ -221,6 +247,33 @@ def read_bolt(file: core.GgufFile) -> Bolt:
         quantiles=_levels(file),
         arcsinh=bool(value("use_arcsinh", False)),
         register=register,
-        into=ResidualBlock.of(tensors, "input"),
-        out=ResidualBlock.of(tensors, "output"),
+        into=into,
+        out=out,
     )
+
+
+def read_chronos2(file: core.GgufFile) -> Chronos2:
+    """Chronos-2's parameters, and its tensors slimrt.chronos2.*."""
+    into, out = _blocks(file, "chronos2")
+    value = partial(_stored, file)
+    return Chronos2(
+        context_length=int(value("context_length")),
+        patch_size=int(value("input_patch_size")),
+        most_patches=int(value("max_output_patches")),
+        time_scale=int(value("time_encoding_scale", value("context_length"))),
+        quantiles=_levels(file),
+        arcsinh=bool(value("use_arcsinh", False)),
+        register=file.read("token_embd.weight")[value("reg_token_id", _REGISTER)],
+        into=into,
+        out=out,
+    )
+
+
+def _blocks(file: core.GgufFile, model: str) -> tuple[ResidualBlock, ResidualBlock]:
+    """The blocks in front of the encoder and behind the last states."""
+    tensors = {
+        f"{end}.{name}": file.read(f"slimrt.{model}.{end}.{name}")
+        for end in ("input", "output")
+        for name in _BLOCK_TENSORS
+    }
+    return ResidualBlock.of(tensors, "input"), ResidualBlock.of(tensors, "output")

@@ -17,20 +17,32 @@ def as_series(series: Any) -> list[Values]:
     """Convert series to float32 (n,), each without missing values (NaN) at its start.
 
     Args:
+        series: as rows_of().
+
+    Raises:
+        ValueError: as numbers(), or all missing.
+        TypeError: not numbers.
+    """
+    return [_one(row, i) for i, row in enumerate(rows_of(series))]
+
+
+def rows_of(series: Any) -> Sequence[Any]:
+    """The rows of series, as they are.
+
+    Args:
         series: numbers (n,): one series; (batch, n), or a sequence of (n,) of any lengths: several. Anything that NumPy
             converts to an array of numbers: lists, arrays (masked values are missing), pandas Series. Each column of a
             pandas DataFrame is a series.
 
     Raises:
-        ValueError: empty, of a wrong shape, all missing, infinite, or too large for float32.
-        TypeError: not numbers.
+        ValueError: there is none. TypeError: a number, or dicts.
     """
     if hasattr(series, "columns"):
         series = [series[name] for name in series.columns]
     if isinstance(series, dict) or (isinstance(series, (list, tuple)) and any(isinstance(one, dict) for one in series)):
         raise TypeError(
-            "a series is numbers (n,), not a dict: several targets and covariates are for Chronos-2, which is not "
-            "supported; Chronos and Chronos-Bolt read the series alone"
+            "a series is numbers (n,), not a dict: several targets and covariates are for Chronos-2; Chronos and "
+            "Chronos-Bolt read the series alone"
         )
     several = isinstance(series, (list, tuple)) and len(series) > 0 and np.ndim(series[0]) == 1
     rows: Any = series if several else np.asanyarray(series)
@@ -40,28 +52,41 @@ def as_series(series: Any) -> list[Values]:
         rows = [rows]
     if len(rows) == 0:
         raise ValueError("no series to forecast")
-    return [_one(row, i) for i, row in enumerate(rows)]
+    found: Sequence[Any] = rows
+    return found
 
 
 def _one(row: Any, index: int) -> Values:
+    values = numbers(row, f"series {index}")
+    if np.isnan(values).all():
+        raise ValueError(f"series {index} has no values" + (": all are missing" if len(values) else ""))
+    return recent(values, len(values))
+
+
+def numbers(row: Any, name: str) -> Values:
+    """Convert numbers to float32 (n,), NaN where they are missing.
+
+    Args:
+        name: of them, for messages.
+
+    Raises:
+        ValueError: of a wrong shape, infinite, or too large for float32. TypeError: not numbers.
+    """
     try:
         given = np.asanyarray(row)
         if given.dtype.kind in "cmM":  # NumPy would drop imaginary parts, and convert dates to numbers
             raise TypeError
         exact = np.asarray(np.ma.filled(given.astype(np.float64), np.nan))
     except (TypeError, ValueError):
-        raise TypeError(f"series {index} is not numbers: {row!r:.60}") from None
+        raise TypeError(f"{name} is not numbers: {row!r:.60}") from None
     if exact.ndim != 1:
-        raise ValueError(f"a series has shape (n,), several (batch, n); series {index} has shape {exact.shape}")
+        raise ValueError(f"a series has shape (n,), several (batch, n); {name} has shape {exact.shape}")
     if np.isinf(exact).any():
-        raise ValueError(f"series {index} has infinite values")
-    if np.isnan(exact).all():
-        raise ValueError(f"series {index} has no values" + (": all are missing" if len(exact) else ""))
-    largest = float(np.nanmax(np.abs(exact)))
+        raise ValueError(f"{name} has infinite values")
+    largest = float(np.nanmax(np.abs(exact), initial=0))
     if largest > _LARGEST:
-        raise ValueError(f"series {index} reaches {largest:.3g}, more than {_LARGEST:g}: divide it by something first")
-    values = exact.astype(np.float32)
-    return recent(values, len(values))
+        raise ValueError(f"{name} reaches {largest:.3g}, more than {_LARGEST:g}: divide it by something first")
+    return exact.astype(np.float32)
 
 
 def check_reach(index: int, forecast: NDArray[np.float32], first: int, largest: float = _LARGEST) -> None:

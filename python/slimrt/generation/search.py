@@ -63,7 +63,7 @@ class Engine(Protocol):
 class Encode:
     """Request: encode a source (int32 ids or float32 rows) into an empty sequence. Answer: None.
 
-    positions: of the rows, int32 (n,), where they are not consecutive.
+    positions: of the rows, int32 (n,), where they are not consecutive, or are of several series.
     states: the answer is the encoder's output, float32 (rows, d_model).
     """
 

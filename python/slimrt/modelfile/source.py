@@ -33,6 +33,7 @@ KINDS = {
     "moonshine": "a Moonshine model",
     "chronos": "a Chronos model",
     "chronos-bolt": "a Chronos-Bolt model",
+    "chronos-2": "a Chronos-2 model",
 }
 """The kinds of models, and what messages call them."""
 
@@ -89,9 +90,10 @@ class ModelSource:
         """A key of KINDS; "text": it has no encoder."""
         file = self.file
         if "slimrt.chronos.kind" in file.keys():
-            return "chronos-bolt" if file.value("slimrt.chronos.kind") == "bolt" else "chronos"
+            kind = file.value("slimrt.chronos.kind")
+            return f"chronos-{kind}" if kind in ("bolt", "2") else "chronos"
         reads = {one.name: one.encoder for one in core.architectures()}.get(self.architecture, "none")
-        return {"none": "text", "tokens": "text2text"}.get(reads, self.architecture)
+        return {"none": "text", "tokens": "text2text", "series": "chronos-2"}.get(reads, self.architecture)
 
     @property
     def architecture(self) -> str:
@@ -183,6 +185,11 @@ class ModelSource:
     def has_encoder(self) -> bool:
         """Whether the model has an encoder."""
         return self.defaults["encoder"] is not None
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether the model has a decoder, which is what a cache is for; else its encoder is all."""
+        return int(self.defaults["n_layers"]) > 0
 
     @property
     def blocks(self) -> str:

@@ -56,7 +56,7 @@ def lossy_layers(source: ModelSource, choice: CacheChoice) -> dict[Lossy, list[i
     losing: dict[Lossy, list[int]] = {}
     for layer, cache in _owning(source, choice):
         losing.setdefault(_lossy(cache), []).append(layer)
-    if source.has_encoder:
+    if source.has_encoder and source.has_decoder:
         cross = choice.cross.resolved(source)
         losing[Lossy(CROSS, cross.mode, cross.type)] = list(range(int(source.defaults["n_layers"])))
     return {rows: layers for rows, layers in losing.items() if rows.loses}

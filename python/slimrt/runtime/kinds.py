@@ -13,6 +13,7 @@ _USES = {
     "text2text": "slimrt text2text or translate (from Python text2text() and translate(), over HTTP /v1/completions)",
     "chronos": "slimrt forecast (from Python predict_quantiles(), over HTTP /v1/forecasts)",
     "chronos-bolt": "slimrt forecast (from Python predict_quantiles(), over HTTP /v1/forecasts)",
+    "chronos-2": "slimrt forecast (from Python predict_quantiles(), over HTTP /v1/forecasts)",
 }
 _TEXT = "slimrt generate or chat (from Python generate(), stream() and chat(), over HTTP /v1/completions)"
 
@@ -34,11 +35,12 @@ def require(runtime: Runtime, *kinds: str, to: str) -> str:
 
 
 def continues_texts(source: ModelSource) -> None:
-    """Raises UnsupportedError for a model with an encoder, whose decoder cannot continue a text without a source."""
+    """Raises UnsupportedError for a model with an encoder, whose decoder cannot continue a text without a source, if
+    there is one."""
     if source.kind != "text":
+        why = "a decoder beside an encoder cannot continue a text by itself" if source.has_decoder else "it has no decoder"
         raise UnsupportedError(
-            f"{source.name} is {source.described}, and a decoder beside an encoder cannot continue a text by itself: "
-            f"use {_USES[source.kind]} with this one"
+            f"{source.name} is {source.described}, and {why}: use {_USES[source.kind]} with this one"
         )
 
 

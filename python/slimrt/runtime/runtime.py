@@ -21,7 +21,7 @@ from slimrt.cache.cross import describe_cross
 from slimrt.cache.fastest import asks_for_fastest, fastest
 from slimrt.cache.planner import Planner, wont_fit
 from slimrt.errors import WontFitError
-from slimrt.info import Info
+from slimrt.info import Info, encoder_of
 from slimrt.modelfile.sharing import NOT_UPTRAINED
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING
@@ -300,6 +300,14 @@ def _check_calibration(source: ModelSource, calibration: str | os.PathLike[str] 
 def describe(runtime: Runtime, memory: Mapping[str, int], say: Callable[[str], object]) -> None:
     """Report what the options of a load resolved to, by calling `say` with sentences."""
     info = runtime.info
+    if not info["layers"]:
+        encoder = encoder_of(info)
+        say(
+            f"{runtime.source.name}: {info['architecture']}, an encoder of {encoder['n_layers']} layers, "
+            f"{info['device']}, {encoder['n_source']} rows at once, no cache, "
+            f"{format_bytes(memory['total'])} allocated, {format_bytes(memory['mapped'])} mapped"
+        )
+        return
     cross = f"{describe_cross(crossed)}, " if (crossed := info.get("cross")) else ""
     tokens = info["cache_tokens"]
     pool = f" in {tokens} tokens" if tokens != info["n_ctx"] * info["n_seqs"] else ""

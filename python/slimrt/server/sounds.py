@@ -265,7 +265,8 @@ def forecast_request(
         Refusal: 400, a field that is unknown, of a wrong type, or out of bounds.
     """
     kinds: dict[str, Any] = {"series": list, "prediction_length": int, "quantile_levels": list, "num_samples": int,
-                             "temperature": object, "top_k": int, "top_p": object, "seed": int}  # fmt: skip
+                             "temperature": object, "top_k": int, "top_p": object, "seed": int,
+                             "cross_learning": bool}  # fmt: skip
     fields = take_fields(path, given, kinds, ("series",))
     series, levels = fields["series"], fields["quantile_levels"] or [0.1, 0.5, 0.9]
     several = [series] if series and not isinstance(series[0], list) else series

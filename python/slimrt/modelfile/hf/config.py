@@ -12,7 +12,8 @@ from typing import Any
 from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.hf.bart_families import BART_FAMILIES
-from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS, REFUSED_CLASSES
+from slimrt.modelfile.hf.chronos2 import CLASSES
+from slimrt.modelfile.hf.encoder_decoders import ENCODER_DECODERS
 from slimrt.modelfile.hf.experts import EXPERTS
 from slimrt.modelfile.hf.families import FAMILIES
 from slimrt.modelfile.hf.family import Family, Stack
@@ -34,6 +35,7 @@ _MODEL_TYPES = {
     **ENCODER_DECODERS,
     **BART_FAMILIES,
 }
+_CLASSES = {**OWN_CLASSES, **CLASSES}  # which are not what their model type says
 
 
 @contextmanager
@@ -72,10 +74,7 @@ class Config:
         self.model_type = str(values.get("model_type"))
         with values_of(path):
             classes = values.get("architectures") or ()
-            family = family or next((OWN_CLASSES[one] for one in classes if one in OWN_CLASSES), None)
-            for one in classes:
-                if one in REFUSED_CLASSES:
-                    raise UnsupportedError(f"{path}: {REFUSED_CLASSES[one]}")
+            family = family or next((_CLASSES[one] for one in classes if one in _CLASSES), None)
         if family is None and self.model_type not in _MODEL_TYPES:
             why = core.why_refused(self.model_type)
             raise UnsupportedError(

@@ -14,10 +14,6 @@ from slimrt.modelfile.hf.family import ALWAYS, Family, Stack
 from slimrt.modelfile.hf.seq2seq_fields import chronos_fields, whisper_fields
 
 BOLT = "ChronosBoltModelForForecasting"
-REFUSED_CLASSES = {
-    "Chronos2Model": "Chronos-2, whose attention sees several series at once, is not supported; forecasts are for "
-    "Chronos (as amazon/chronos-t5-small) and Chronos-Bolt (as amazon/chronos-bolt-small), without covariates"
-}
 DECODER_LAYERS = ("num_decoder_layers", "num_hidden_layers")
 
 
@@ -66,7 +62,7 @@ def _settle_t5(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str
         family = replace(family, several=_every_layer(stacks) if per_layer else stacks)
     if BOLT in (values.get("architectures") or ()):
         family = replace(
-            family, head="", outside={**family.outside, **_BOLT}, symbols={**family.symbols, **_BOLT_SIZES}
+            family, head="", outside={**family.outside, **_BOLT}, symbols={**family.symbols, **BLOCK_SIZES}
         )
         values |= _bolt_sizes(values)
     return family, values
@@ -83,19 +79,27 @@ def _every_layer(stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
     return tuple(replace(stack, only_first=()) for stack in stacks)
 
 
-# Chronos-Bolt reads patches of the series and writes quantiles of patches, each through a residual block.
+# Chronos-Bolt and Chronos-2 read patches of series and write quantiles of patches, each through a residual block.
 _BLOCK = {"hidden": ("hidden_layer", "{inner} {source}"), "output": ("output_layer", "{target} {inner}"),
           "residual": ("residual_layer", "{target} {source}")}  # fmt: skip
-_BOLT_BLOCKS = {
+_BLOCKS = {
     "input": ("input_patch_embedding", {"inner": "ff", "source": "patch", "target": "d"}),
     "output": ("output_patch_embedding", {"inner": "ff", "source": "d", "target": "outputs"}),
 }
-_BOLT = {
-    f"slimrt.bolt.{side}.{part}": (f"{theirs}.{name}", shape.format(**sizes))
-    for side, (theirs, sizes) in _BOLT_BLOCKS.items()
-    for part, (name, shape) in _BLOCK.items()
-}
-_BOLT_SIZES = {"patch": "bolt_patch", "outputs": "bolt_outputs"}
+BLOCK_SIZES = {"patch": "outer_inputs", "outputs": "outer_outputs"}
+"""The symbols of outer_blocks()."""
+
+
+def outer_blocks(model: str) -> dict[str, tuple[str, str]]:
+    """The matrices of both blocks, as Family.outside has them; model: "bolt" or "chronos2"."""
+    return {
+        f"slimrt.{model}.{side}.{part}": (f"{theirs}.{name}", shape.format(**sizes))
+        for side, (theirs, sizes) in _BLOCKS.items()
+        for part, (name, shape) in _BLOCK.items()
+    }
+
+
+_BOLT = outer_blocks("bolt")
 
 
 def _bolt_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,8 +108,8 @@ def _bolt_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     patch, steps = chronos.get("input_patch_size"), chronos.get("prediction_length")
     quantiles = chronos.get("quantiles")
     return {
-        "bolt_patch": 2 * patch if isinstance(patch, int) else None,
-        "bolt_outputs": steps * len(quantiles) if isinstance(steps, int) and isinstance(quantiles, list) else None,
+        "outer_inputs": 2 * patch if isinstance(patch, int) else None,
+        "outer_outputs": steps * len(quantiles) if isinstance(steps, int) and isinstance(quantiles, list) else None,
     }
 
 

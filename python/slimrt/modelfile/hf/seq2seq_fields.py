@@ -14,11 +14,14 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import array, boolean, float32, string, uint32
 
 _UINT32, _FLOAT32, _BOOL = GGUFValueType.UINT32, GGUFValueType.FLOAT32, GGUFValueType.BOOL
-# Fields of chronos_config (chronos-forecasting's ChronosConfig and ChronosBoltConfig) that a forecast depends on.
+CHRONOS2_CLASS = "Chronos2Model"
+# Fields of chronos_config (chronos-forecasting's ChronosConfig, ChronosBoltConfig and Chronos2ForecastingConfig) that a
+# forecast depends on.
 _CHRONOS = {
     **dict.fromkeys(("context_length", "prediction_length", "n_tokens", "n_special_tokens", "num_samples"), _UINT32),
     **dict.fromkeys(("top_k", "pad_token_id", "eos_token_id"), _UINT32),
     **dict.fromkeys(("input_patch_size", "input_patch_stride", "output_patch_size"), _UINT32),
+    **dict.fromkeys(("max_output_patches", "time_encoding_scale"), _UINT32),
     **dict.fromkeys(("low_limit", "high_limit", "temperature", "top_p"), _FLOAT32),
     **dict.fromkeys(("use_eos_token", "use_reg_token", "use_arcsinh"), _BOOL),
 }
@@ -66,25 +69,26 @@ def chronos_fields(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         return {}
     if not isinstance(chronos, dict) or not isinstance(chronos.get("tokenizer_kwargs", {}), dict):
         raise ModelFormatError("config.json: chronos_config is not an object")
-    bolt = "input_patch_size" in chronos
-    if not bolt and chronos.get("tokenizer_class") != _BINS:
+    patches = "input_patch_size" in chronos
+    if not patches and chronos.get("tokenizer_class") != _BINS:
         raise UnsupportedError(
             f"config.json: chronos_config's tokenizer_class {chronos.get('tokenizer_class')!r} is not supported; "
             f"supported: {_BINS}"
         )
     named = {"pad_token_id": config.get("pad_token_id"), "eos_token_id": config.get("eos_token_id")}
     values = named | chronos | chronos.get("tokenizer_kwargs", {})
-    fields = {"kind": string("bolt" if bolt else "t5")}
+    kind = "2" if CHRONOS2_CLASS in (config.get("architectures") or ()) else "bolt" if patches else "t5"
+    fields = {"kind": string(kind)}
     fields |= {key: _field(key, values[key], kind) for key, kind in _CHRONOS.items() if values.get(key) is not None}
     if isinstance(config.get("reg_token_id"), int):
         fields["reg_token_id"] = uint32(config["reg_token_id"])
-    if bolt:
+    if patches:
         quantiles = chronos.get("quantiles")
         if not isinstance(quantiles, list) or not all(isinstance(q, float) and 0 < q < 1 for q in quantiles):
             raise ModelFormatError("config.json: chronos_config's quantiles are not a list of numbers between 0 and 1")
         fields["quantiles"] = array(quantiles, _FLOAT32)
     told = {f"slimrt.chronos.{key}": value for key, value in fields.items()}
-    if not bolt and "context_length" in fields:  # a token a value, and the end: one more than T5's usual 512
+    if not patches and "context_length" in fields:  # a token a value, and the end: one more than T5's usual 512
         told["t5.encoder.context_length"] = uint32(max(_USUAL_ROWS, fields["context_length"].value + 1))
     return told
 
