@@ -162,6 +162,15 @@ def test_shapes_and_defaults(model):
     assert relative(found[2:4], model.predict_quantiles(list(cube[1]), 4)) > 1e-3  # a list of series: alone
 
 
+def test_a_series_longer_than_the_context(model, caplog):
+    long = waves(90, 5)
+    with caplog.at_level("INFO", "slimrt"):
+        cut = model.predict_quantiles(long[-60:], 4)
+        assert not caplog.messages
+        np.testing.assert_array_equal(model.predict_quantiles(long, 4), cut)
+    assert caplog.messages == ["the model reads the last 60 values of a series, of up to 90 that there are"]
+
+
 def test_quantised(folder, model, tmp_path):
     path = tmp_path / "q8.gguf"
     slimrt.convert(folder, path, outtype="q8_0", progress=False)

@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 import pytest
 
+import chronos2_models
 import no_cache
 import slimrt
 import v_heads
@@ -448,6 +449,19 @@ def test_an_encoder_with_gaps(name, seq2seq, convert):
         states += engine.encode([(engine.new_sequence(), rows)], states=True) if device == "cpu" else []
     with_gaps, without, on_device = states
     assert relative(on_device, with_gaps) < FLOAT32 < relative(without, with_gaps)
+
+
+@needs_device
+def test_a_group_of_series(tmp_path, convert):
+    """Chronos-2: attention in time and, of rows that are brought together, among series."""
+    path = convert(chronos2_models.write(tmp_path / "hf"))
+    at = np.array([0, 1, 2, 5, 6, 1, 2, 5, 6, 6], np.int32)
+    rows = np.random.RandomState(1).standard_normal((len(at), 48)).astype(np.float32)
+    states = []
+    for device in ("cpu", "cuda"):
+        engine = _core.Engine(str(path), device=device)
+        states += engine.encode([(engine.new_sequence(), rows, at)], states=True)
+    assert relative(states[1], states[0]) < FLOAT32
 
 
 @needs_device

@@ -16,6 +16,7 @@ from slimrt.generation.sequences import Sequences
 from slimrt.generation.tickets import Call
 from slimrt.info import encoder_of
 from slimrt.plumbing.arguments import unknown
+from slimrt.plumbing.notes import note
 from slimrt.runtime.runtime import Runtime
 
 _KEYS = ("target", "past_covariates", "future_covariates")
@@ -134,7 +135,10 @@ def forecast_groups(runtime: Runtime, model: Chronos2, groups: Sequence[Group], 
 
 
 def _check(runtime: Runtime, model: Chronos2, groups: Sequence[Group], horizon: int) -> None:
-    """That forecast_groups() can begin and end."""
+    """That forecast_groups() can begin and end; notes what it does not read."""
+    longest = max(len(values) for group in groups for values in group.past)
+    if longest > model.context_length:
+        note(f"the model reads the last {model.context_length} values of a series, of up to {longest} that there are")
     index = 0
     for group in groups:
         for i, values in enumerate(group.past):

@@ -92,8 +92,13 @@ class ModelSource:
         if "slimrt.chronos.kind" in file.keys():
             kind = file.value("slimrt.chronos.kind")
             return f"chronos-{kind}" if kind in ("bolt", "2") else "chronos"
-        reads = {one.name: one.encoder for one in core.architectures()}.get(self.architecture, "none")
-        return {"none": "text", "tokens": "text2text", "series": "chronos-2"}.get(reads, self.architecture)
+        named = {"none": "text", "tokens": "text2text", "series": "chronos-2"}
+        return named.get(self._encoder_reads, self.architecture)
+
+    @property
+    def _encoder_reads(self) -> str:
+        """The encoder's inputs (core.Architecture.encoder)."""
+        return {one.name: one.encoder for one in core.architectures()}.get(self.architecture, "none")
 
     @property
     def architecture(self) -> str:
@@ -189,7 +194,7 @@ class ModelSource:
     @property
     def has_decoder(self) -> bool:
         """Whether the model has a decoder, which is what a cache is for; else its encoder is all."""
-        return int(self.defaults["n_layers"]) > 0
+        return self._encoder_reads != "series"
 
     @property
     def blocks(self) -> str:
