@@ -145,6 +145,7 @@ Encoder::Instants Encoder::instants_of(std::span<const int64_t> lengths, std::sp
         }
         first += n;
     }
+    instants.alone = int64_t(calls.size()) == n_rows;
     backend_.upload(instants.order, order.data(), order.size() * sizeof(int32_t));
     backend_.upload(instants.places, places.data(), places.size() * sizeof(int32_t));
     return instants;
@@ -184,11 +185,22 @@ void Encoder::forward(std::span<const int64_t> lengths, std::span<const int32_t>
 // As attention(), among the rows of an instant, which are brought together for it.
 void Encoder::group_attention(const LayerWeights& w, const Instants& instants, Scratch& scratch,
                               Tensor x) const {
+    if (instants.alone && config_.n_kv_heads == config_.n_heads)
+        return attention_alone(w.group_norm, w.group, scratch, x);
     const Scratch::Scope scope(scratch);
     const Tensor together = scratch.f32(x.rows, x.cols);
     backend_.gather(x, instants.order, together);
     attention(w.group_norm, w.group, instants.calls, {}, scratch, together);
     backend_.gather(together, instants.places, x);
+}
+
+// As attention(), where each row attends to itself alone: softmax over it is 1, whatever q and k are.
+void Encoder::attention_alone(const Norm& in_norm, const AttnWeights& w, Scratch& scratch, Tensor x) const {
+    const Scratch::Scope scope(scratch);
+    const Tensor out = scratch.f32(x.rows, x.cols), v = scratch.f32(x.rows, w.v.rows);
+    backend_.linear(norm(backend_, config_, in_norm, x, out), w.v, w.v_bias, v);
+    backend_.linear(v, w.o, w.o_bias, out);
+    backend_.add(x, out);
 }
 
 // x += attention(norm(x)). positions: none without RoPE.

@@ -36,11 +36,13 @@ class Encoder {
     struct Instants {
         Tensor order, places;  // the row at each place, and the place of each row [1, n]; none: as they are
         Calls calls;           // among the rows of an instant
+        bool alone = false;    // each row is the only one of its instant
     };
     Instants instants_of(std::span<const int64_t> lengths, std::span<const int32_t> positions,
                          Scratch& scratch) const;
     void attention(const Norm& in_norm, const AttnWeights& w, const Calls& calls, Tensor positions,
                    Scratch& scratch, Tensor x) const;
+    void attention_alone(const Norm& in_norm, const AttnWeights& w, Scratch& scratch, Tensor x) const;
     void group_attention(const LayerWeights& w, const Instants& instants, Scratch& scratch, Tensor x) const;
 
     Backend& backend_;
