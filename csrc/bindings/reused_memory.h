@@ -1,5 +1,5 @@
-// Memory of result arrays, which is used again once Python has freed them: fresh pages would cost a tenth of a
-// step whose logits are megabytes.
+// Memory of result arrays, which is used again once Python has freed them: fresh pages would cost a tenth of
+// a step whose logits are megabytes.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,8 @@ class ReusedMemory {
         return memory;
     }
 
-    nb::ndarray<nb::numpy, float> array(std::vector<float>&& data, std::initializer_list<size_t> shape) const {
+    nb::ndarray<nb::numpy, float> array(std::vector<float>&& data,
+                                        std::initializer_list<size_t> shape) const {
         auto* owner = new Owner{std::move(data), spare_};
         nb::capsule free(owner, [](void* p) noexcept { delete static_cast<Owner*>(p); });
         return nb::ndarray<nb::numpy, float>(owner->data.data(), shape, free);

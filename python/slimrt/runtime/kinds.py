@@ -38,7 +38,9 @@ def continues_texts(source: ModelSource) -> None:
     """Raises UnsupportedError for a model with an encoder, whose decoder cannot continue a text without a source, if
     there is one."""
     if source.kind != "text":
-        why = "a decoder beside an encoder cannot continue a text by itself" if source.has_decoder else "it has no decoder"
+        why = "it has no decoder"
+        if source.has_decoder:
+            why = "a decoder beside an encoder cannot continue a text by itself"
         raise UnsupportedError(
             f"{source.name} is {source.described}, and {why}: use {_USES[source.kind]} with this one"
         )

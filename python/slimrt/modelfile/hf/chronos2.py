@@ -8,7 +8,7 @@ from typing import Any
 
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.hf.encoder_decoders import BLOCK_SIZES, outer_blocks
-from slimrt.modelfile.hf.families import ALWAYS, Family, Stack
+from slimrt.modelfile.hf.family import ALWAYS, Family, Stack
 from slimrt.modelfile.hf.seq2seq_fields import CHRONOS2_CLASS, chronos_fields
 
 
