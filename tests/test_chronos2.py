@@ -225,7 +225,7 @@ def test_groups_that_cannot_be(what, model):
 def test_what_the_model_cannot_do(model, path):
     with pytest.raises(ValueError, match="Chronos-2 draws no samples"):
         model.predict_quantiles(waves(9, 1), num_samples=3)
-    with pytest.raises(UnsupportedError, match="is a chronos-2 model.*: use slimrt forecast"):
+    with pytest.raises(UnsupportedError, match="is a Chronos-2 model.*: use slimrt forecast"):
         model.generate("a")
     with slimrt.Model(path) as small, pytest.raises(ContextOverflowError, match="n_source=20"):
         small.predict_quantiles([waves(60, i) for i in range(2)], 8, cross_learning=True)
