@@ -26,7 +26,6 @@ class Bans:
         before: ids that the text begins with: a prompt, or what a decoder beside an encoder starts with.
         source: ids that an encoder read; None: there is no encoder.
         ends: tokens that end a text.
-
     """
 
     def __init__(
