@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "core/error.h"
 
@@ -91,24 +92,34 @@ Tensor fold_v_bias(Backend& backend, const AttnConfig& c, const AttnWeights& w, 
 }
 
 Tensor transpose_heads(Backend& backend, Tensor weight, int n_heads,
-                       const std::function<int64_t(int)>& first_row, int64_t n, const char* what,
+                       const std::function<int64_t(int)>& first_row, int64_t n, DType type, const char* what,
                        std::vector<Buffer>& owned, int left_out) {
     const int64_t width = weight.cols;
-    const Buffer temporary =
-        backend.alloc(MemoryKind::scratch, n * (width + 1) * sizeof(float), "transposition of a weight");
-    const Tensor head(temporary.data.get(), DType::F32, n, width);
-    const Tensor ids(head.row(n), DType::I32, 1, n);
+    const Buffer temporary = backend.alloc(
+        MemoryKind::scratch, (n + width) * sizeof(int32_t) + 2 * n * width * sizeof(float), "transposition");
+    const Tensor head(temporary.data.get(), DType::F32, n, width), turned(head.row(n), DType::F32, width, n);
+    const Tensor ids(turned.row(width), DType::I32, 1, n), slots(ids.row(1), DType::I32, 1, width);
 
-    owned.push_back(backend.alloc(MemoryKind::derived, n_heads * width * n * sizeof(float), what));
-    const Tensor out(owned.back().data.get(), DType::F32, n_heads * width, n);
+    owned.push_back(backend.alloc(MemoryKind::derived, n_heads * width * row_bytes(type, n), what));
+    const Tensor out(owned.back().data.get(), type, n_heads * width, n);
     if (backend.dry()) return out;
+    std::vector<int32_t> rows(width);
+    std::iota(rows.begin(), rows.end(), 0);
+    backend.upload(slots, rows.data(), slots.bytes());
     std::vector<float> from(n * width), to(n * width);
     for (int h = 0; h < n_heads; ++h) {
         unpack_rows(backend, weight, first_row(h), n, ids, head);
         backend.download(from.data(), head, head.bytes());
+        if (type == DType::F16 && !std::ranges::all_of(from, [](float x) { return std::fabs(x) <= 65504; }))
+            fail(ErrorCode::unsupported, what, ": a number is beyond the range of f16; choose rows of f32");
         for (int64_t i = left_out; i < n; ++i)
             for (int64_t j = 0; j < width; ++j) to[j * n + i] = from[i * width + j];
-        backend.upload(out.rows_of(h * width, width), to.data(), to.size() * sizeof(float));
+        backend.upload(turned, to.data(), turned.bytes());
+        backend.store(turned, {.base = out.row(h * width),
+                               .dtype = type,
+                               .width = int(n),
+                               .row_bytes = out.stride,
+                               .slots = slots});
     }
     return out;
 }
@@ -117,7 +128,9 @@ Tensor absorb_q(Backend& backend, const AttnConfig& c, Tensor weight, std::vecto
                 int left_out) {
     const int64_t dim = c.head_dim, group = c.n_heads / c.n_kv_heads;
     const auto first_row = [&](int head) { return head / group * dim; };
-    return transpose_heads(backend, weight, c.n_heads, first_row, dim, "absorbed query weight", owned,
+    const bool blocks = dtype_info(weight.dtype).block > 1;
+    const DType type = !blocks ? weight.dtype : c.type_k == DType::F32 ? DType::F32 : DType::F16;
+    return transpose_heads(backend, weight, c.n_heads, first_row, dim, type, "absorbed query weight", owned,
                            left_out);
 }
 

@@ -12,15 +12,17 @@ namespace slimrt {
 Tensor fold_v_bias(Backend& backend, const AttnConfig& config, const AttnWeights& weights, Tensor v_bias,
                    std::vector<Buffer>& owned);
 
-/// A weight [kv width, row width], transposed for each query head: [n_heads * row width, head_dim] f32, which
-/// maps a head's q to a query against whole rows. The first `left_out` columns of a head are zeros.
+/// A weight [kv width, row width], transposed for each query head: [n_heads * row width, head_dim], which
+/// maps a head's q to a query against whole rows. The first `left_out` columns of a head are zeros. Held in
+/// the weight's own type; where that has blocks, in f16, which rounds far less than they do, or f32 beside
+/// rows of f32.
 Tensor absorb_q(Backend& backend, const AttnConfig& config, Tensor weight, std::vector<Buffer>& owned,
                 int left_out = 0);
 
 /// For each head the n rows of a weight [.., width] from first_row(head) on, transposed: [n_heads * width, n]
-/// f32, whose first `left_out` columns are zeros.
+/// of a type without blocks, whose first `left_out` columns are zeros.
 Tensor transpose_heads(Backend& backend, Tensor weight, int n_heads,
-                       const std::function<int64_t(int)>& first_row, int64_t n, const char* what,
+                       const std::function<int64_t(int)>& first_row, int64_t n, DType type, const char* what,
                        std::vector<Buffer>& owned, int left_out = 0);
 
 /// An f32 vector [1, n] that prepare() computed, from host memory.

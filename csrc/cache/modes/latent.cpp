@@ -61,7 +61,7 @@ class Latent final : public AbsorbingMode {
         p->step = w.kv_b ? plain + c.value_dim : c.latent;
         const auto first_row = [&](int head) { return head * p->step; };
         const Tensor transposed =
-            transpose_heads(backend, stacked, c.n_heads, first_row, w.kv_b ? plain : c.latent,
+            transpose_heads(backend, stacked, c.n_heads, first_row, w.kv_b ? plain : c.latent, DType::F32,
                             "weight of K of a latent", p->owned);
         if (w.kv_b) {
             p->up_k = w.kv_b;
