@@ -23,6 +23,7 @@ double log_normaliser(std::span<const float> row) {
 }
 
 std::vector<int32_t> largest(std::span<const float> row, size_t count) {
+    constexpr size_t kBlock = cpu::scan_block;
     std::vector<float> maxima(size_t(cpu::scan_blocks(int64_t(row.size()))));
     cpu::scan_maxima(row.data(), int64_t(row.size()), maxima.data());
     std::ranges::replace_if(maxima, [](float x) { return std::isnan(x); }, -INFINITY);
@@ -35,7 +36,7 @@ std::vector<int32_t> largest(std::span<const float> row, size_t count) {
     std::vector<int32_t> ids;
     for (size_t b = 0; b < maxima.size(); ++b) {
         if (maxima[b] < bound || maxima[b] == -INFINITY) continue;
-        const size_t first = b * cpu::scan_block, end = std::min(first + cpu::scan_block, row.size());
+        const size_t first = b * kBlock, end = std::min(first + kBlock, row.size());
         for (size_t i = first; i < end; ++i)
             if (row[i] >= bound && row[i] > -INFINITY) ids.push_back(int32_t(i));
     }
