@@ -317,6 +317,14 @@ class TestErrors:
             "{{ 'x'.ljust(10**9) }}",
             "{{ 'x'|center(10**9) }}",
             "{{ [1]|tojson(indent=10**9) }}",
+            "{{ ('a' * 50000)|replace('a', 'b' * 50000) }}",
+            "{{ ('a' * 50000).replace('a', 'b' * 50000) }}",
+            "{{ ('a' * 50000)|join('b' * 50000) }}",
+            "{{ ('b' * 50000).join('a' * 50000) }}",
+            "{{ (['b' * 50000] * 50000)|join }}",
+            "{{ ('\n' * 50000)|indent('b' * 50000, blank=true) }}",
+            "{{ ('{0}' * 20000).format('b' * 50000) }}",
+            "{{ ('%s' * 30000) % (('b' * 50000,) * 30000) }}",
         ],
     )
     def test_what_would_be_huge_is_not_made(self, large):
@@ -335,6 +343,17 @@ class TestErrors:
         assert text(
             "{{ '%s'|format(1700000000) }}{{ 'a'.ljust(3) }}{{ 'a'|center(3) }}|{{ [1]|tojson(indent=1) }}"
         ) == ("1700000000a   a |[\n 1\n]")
+
+    def test_replacing_and_joining_are_as_jinja_has_them(self):
+        assert text("{{ 'a-b-c'|replace('-', '+') }} {{ 'a-b-c'|replace('-', '', 1) }} {{ 12|replace(1, 3) }}") == (
+            "a+b+c ab-c 32"
+        )
+        assert text("{{ 'a-b-c'.replace('-', '', 1) }} {{ 'aa'.replace('', '.') }}") == "ab-c .a.a."
+        assert text("{{ [1, 'b', none]|join }} {{ [1, 2]|map('string')|join(', ') }}") == "1bNone 1, 2"
+        assert text("{{ [{'a': 1}, {'a': 2}]|join('+', attribute='a') }} {{ '-'.join(['x', 'y']) }}") == "1+2 x-y"
+        for wrong in ("{{ '-'.join([1, 2]) }}", "{{ 'a'.replace('a', 1) }}"):
+            with pytest.raises(ChatError):
+                text(wrong)
 
     def test_loops_are_as_jinja_has_them(self):
         loop = (

@@ -18,7 +18,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from slimrt.errors import ChatError
-from slimrt.tokenizer.template_sizes import OPERATORS, joined, narrow, narrow_method
+from slimrt.tokenizer.template_sizes import OPERATORS, joined, listed, narrow, narrow_method, replaced
 
 SECONDS = 3.0
 """CPU time that rendering may take. A conversation of thousands of messages takes a tenth of a second."""
@@ -72,6 +72,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         self.filters["tojson"] = _to_json
         self.filters |= {name: narrow(self.filters[name]) for name in ("center", "format", "indent", "tojson")}
+        self.filters |= {"join": listed, "replace": replaced}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         self.tick, self.joined = tick, joined
 
