@@ -339,8 +339,8 @@ def test_experts_that_no_token_takes_are_told():
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("convert", "{m}", "--imatrix", "{im}", "-o", "{out}"), 2, "not for None"),
-        (("convert", "{m}", "--imatrix", "{im}", "--outtype", "q8_0", "-o", "{out}"), 2, "q6_k, not for q8_0"),
+        (("convert", "{m}", "--imatrix", "{im}", "-o", "{out}"), 2, "q6_k; none is given"),
+        (("convert", "{m}", "--imatrix", "{im}", "--outtype", "q8_0", "-o", "{out}"), 2, "q6_k; not for q8_0"),
         (("convert", "{m}", "--imatrix", "{m}", "--outtype", "q4_k", "-o", "{out}"), 1, "not an importance matrix"),
         (("convert", "{m}", "--imatrix", "{gone}", "--outtype", "q4_k", "-o", "{out}"), 1, "No such file"),
         (("convert", "{m}", "--imatrix", "{im}", "--outtype", "q4_k", "-o", "{im}", "--force"), 1, "matrix to read"),

@@ -77,7 +77,8 @@ def check_weighted(outtype: str | None) -> None:
     """Raises ValueError unless an importance matrix is of use for a key of OUT_TYPES."""
     of_use = [name for name, out in OUT_TYPES.items() if out.kind in _WEIGHTED]
     if outtype not in of_use:
-        raise ValueError(f"an importance matrix (imatrix) is for the outtypes {', '.join(of_use)}, not for {outtype}")
+        given = "none is given" if outtype is None else f"not for {outtype}"
+        raise ValueError(f"an importance matrix (imatrix) is for the outtypes {', '.join(of_use)}; {given}")
 
 
 def requantise(model: ModelData, outtype: str, importance: Importance = NONE) -> tuple[ModelData, list[str]]:
