@@ -59,7 +59,7 @@ def test_words_that_are_never_chosen(name, seq2seq, tmp_path):
     plain = said(seq2seq(name), tmp_path / "plain")
     assert ("output.bias" in plain.tensors) == (name != "m2m_100")
     words = {"bad_words_ids": [[9], [11], [2]], "eos_token_id": [2, 4]}
-    model = said(seq2seq(name), tmp_path, words, bad_words_ids=None)
+    model = said(seq2seq(name), tmp_path, words | {"renormalize_logits": True}, bad_words_ids=None)
     bias = model.tensor("output.bias").values()
     assert np.flatnonzero(bias < -1000).tolist() == [9, 11]
     if name != "m2m_100":
@@ -77,9 +77,17 @@ def test_other_words_are_refused(words, seq2seq, tmp_path):
 
 def test_words_of_several_tokens_are_a_setting(seq2seq, tmp_path):
     """For a bias knows nothing of the tokens before; ids beyond the vocabulary never come."""
-    model = said(seq2seq("bart"), tmp_path, bad_words_ids=[[5, 6], [9], [7, 7, 8], [109], [5, 109]])
+    words = [[5, 6], [9], [7, 7, 8], [109], [5, 109]]
+    model = said(seq2seq("bart"), tmp_path, bad_words_ids=words, renormalize_logits=True)
     assert model.value("slimrt.generation.bad_words_ids") == [5, 6, -1, 7, 7, 8, -1]
     assert np.flatnonzero(model.tensor("output.bias").values() < -1000).tolist() == [9]
+
+
+def test_single_words_are_a_setting_where_they_count_in_probabilities(seq2seq, tmp_path):
+    """Else a beam search would have other scores than transformers'."""
+    model = said(seq2seq("bart"), tmp_path, bad_words_ids=[[5, 6], [9]])
+    assert model.value("slimrt.generation.bad_words_ids") == [5, 6, -1, 9, -1]
+    assert model.tensor("output.bias").values().min() > -1000
 
 
 @pytest.mark.parametrize("wrong", [None, "1", [1], -1, 109, True])

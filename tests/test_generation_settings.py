@@ -149,7 +149,7 @@ def test_words_that_never_come(family, beams, renormalize, tmp_path):
     pair = Pair(family, tmp_path)
     for name, ids in words(pair).items():
         setattr(pair.theirs.generation_config, name, ids)
-    pair.theirs.generation_config.renormalize_logits = renormalize or pair.encoder
+    pair.theirs.generation_config.renormalize_logits = renormalize
     with pair.open(n_seqs=2 * beams) as model:
         ours = [list(one.tokens) for one in written(model, SOURCES, num_beams=beams, max_tokens=14, temperature=0.0)]
     assert ours == [pair.wanted(source, num_beams=beams, max_new_tokens=14) for source in SOURCES]
@@ -240,12 +240,12 @@ def test_settings_go_with_a_file(tmp_path, capsys):
         shown = capsys.readouterr().out
         lines = ("no_repeat_ngram_size = 3", "min_length = 12", "max_length = 21", "forced_eos_token_id = 2",
                  "length_penalty = 2.0", "early_stopping = True", "num_beams = 3",
-                 "bad_words_ids = [5, 6, -1]")  # fmt: skip
+                 "bad_words_ids = [5, 6, -1, 7, -1]")  # fmt: skip
         for line in lines:
             assert f"slimrt.generation.{line}\n" in shown
         assert "slimrt.text2text.forced_bos_token_id = 0" in shown
         found = slimrt.ModelSource(file).settings
-        assert (found.bad_words_ids, found.num_beams, found.min_length) == (((5, 6),), 3, 12)
+        assert (found.bad_words_ids, found.num_beams, found.min_length) == (((5, 6), (7,)), 3, 12)
     assert slimrt.ModelSource(Pair("GPT2", tmp_path / "gpt2", **PROMPTED["all"]).saved()).settings.num_beams == 0
 
 

@@ -146,9 +146,11 @@ def _settle(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, A
         positions = _tensor2tensor(_padding(values, n_vocab) + 1)
     elif values.get("model_type") in ("marian", "pegasus"):
         positions = _vaswani
-    # Single ids are never chosen by a bias, which costs nothing; longer words are for whoever generates.
+    # Where probabilities are those without them, as Marian's models say, a bias keeps single ids from being chosen,
+    # which costs nothing; other words are for whoever generates.
     words = words_of(values.get("bad_words_ids"), values.get("eos_token_id"), n_vocab)
-    never, values["bad_words_ids"] = [word[0] for word in words if len(word) == 1], [w for w in words if len(w) > 1]
+    never = [word[0] for word in words if len(word) == 1 and values.get("renormalize_logits") is True]
+    values["bad_words_ids"] = [word for word in words if len(word) > 1 or word[0] not in never]
     if never:
         family = replace(family, biases={ALWAYS: (*family.biases[ALWAYS], "output")})
     biased = "output" in family.biases[ALWAYS]
@@ -195,7 +197,7 @@ BART = Family(
         "decoder_start_token_id": "decoder_start_token_id",
         "encoder.context_length": "max_position_embeddings",
     },
-    of_generation=("bos_token_id", "eos_token_id"),
+    of_generation=("bos_token_id", "eos_token_id", "renormalize_logits"),
     scales={"embedding_scale": "embedding_scale"},
     equal=(("num_attention_heads", "decoder_attention_heads"), ("intermediate_size", "decoder_ffn_dim")),
     copies=("encoder.embed_tokens", "decoder.embed_tokens"),
