@@ -274,6 +274,24 @@ def test_beams_find_their_sequences(tmp_path, capsys):
         assert json.loads(capsys.readouterr().out)["tokens"] == list(wanted.tokens)
 
 
+def test_a_length_of_20_is_one_where_the_model_says_it(tmp_path):
+    """In config.json it is what transformers used to write into every file."""
+    pair = Pair("Bart", tmp_path, max_length=20, min_length=20)
+    with pair.open() as model:
+        assert list(model.text2text(SOURCES[0]).tokens) == pair.wanted(SOURCES[0])
+
+
+def test_what_is_not_applied_is_named(tmp_path):
+    Pair("Bart", tmp_path).saved()
+    path = tmp_path / "generation_config.json"
+    plain = json.loads(path.read_text())
+    left_out = {"early_stopping": "never", "stop_strings": ["x"], "force_words_ids": [[5]], "max_time": 9.0}
+    path.write_text(json.dumps(plain | left_out))
+    assert [name for name in left_out if name in read_hf(tmp_path)[1][-1]] == list(left_out)
+    path.write_text(json.dumps(plain | {"stop_strings": [], "token_healing": False, "early_stopping": None}))
+    assert not [warning for warning in read_hf(tmp_path)[1] if "not applied" in warning]
+
+
 def test_config_json_counts_where_there_is_nothing_else(tmp_path):
     """As in transformers: also what the model type begins with, and no usual length."""
     pair = Pair("Pegasus", tmp_path)
@@ -292,7 +310,7 @@ def test_config_json_counts_where_there_is_nothing_else(tmp_path):
     ("name", "value"),
     [("min_length", -1), ("num_beams", "4"), ("length_penalty", "2"), ("suppress_tokens", ["5"]),
      ("suppress_tokens", 5), ("length_penalty", 41), ("forced_eos_token_id", N_VOCAB), ("bad_words_ids", [[3, -1]]),
-     ("no_repeat_ngram_size", True), ("bad_words_ids", [[]])],
+     ("no_repeat_ngram_size", True), ("bad_words_ids", [[]]), ("early_stopping", 1), ("early_stopping", "yes")],
 )  # fmt: skip
 def test_settings_that_are_none_are_refused(name, value, tmp_path):
     Pair("T5", tmp_path).saved()

@@ -29,6 +29,13 @@ _LEFT_OUT: dict[str, tuple[Any, ...]] = {
     "forced_decoder_ids": ([],),
     "penalty_alpha": (0,),
     "prompt_lookup_num_tokens": (0,),
+    "stop_strings": ("", []),
+    "force_words_ids": ([],),
+    "constraints": ([],),
+    "dola_layers": (),
+    "token_healing": (False,),
+    "watermarking_config": (),
+    "max_time": (),
 }
 _SAMPLING: dict[str, tuple[Any, ...]] = {"repetition_penalty": (1,), "do_sample": (False,)}
 
@@ -53,8 +60,11 @@ def generation_fields(
     found: dict[str, GGUFValue] = {}
     for key in (*_NUMBERS, *(_WITH_ENCODER if encoder else ())):
         number = _number(said, key)
-        if number and (key, number) != _USUAL_LENGTH:
+        if number and (generation or (key, number) != _USUAL_LENGTH):
             found[key] = uint32(number)
+    stopping = said.get("early_stopping", False)
+    if encoder and stopping != "never" and not isinstance(stopping, bool):
+        raise _wrong("early_stopping", stopping)
     for key in ("renormalize_logits", *(["early_stopping"] if encoder else ())):
         if said.get(key) is True:
             found[key] = boolean(True)
