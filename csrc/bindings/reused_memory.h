@@ -17,12 +17,12 @@ class ReusedMemory {
     /// most: floats; more are given back to the system.
     explicit ReusedMemory(size_t most) : spare_(std::make_shared<Spare>()) { spare_->most = most; }
 
-    /// n floats, not initialised.
+    /// n floats, not initialised. Few get memory of their own: who keeps them would keep all of the spare.
     std::vector<float> take(size_t n) {
         std::vector<float> memory;
         {
             const std::lock_guard lock(spare_->mutex);
-            memory.swap(spare_->memory);
+            if (spare_->memory.capacity() / 4 <= n) memory.swap(spare_->memory);
         }
         memory.resize(n);
         return memory;
