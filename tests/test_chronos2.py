@@ -232,6 +232,11 @@ def test_what_the_model_cannot_do(model, path):
     for options in ({"cache": "k"}, {"cross": "e"}, {"cache_type": "q8"}):
         with pytest.raises(CacheUnsupportedError, match="no decoder, and so no cache"):
             slimrt.Model(path, **options)
+    for options in ({"n_ctx": 512}, {"cache_tokens": 512}):
+        for made in (slimrt.Model, slimrt.plan):
+            with pytest.raises(UnsupportedError, match=f"no decoder, and so no c.*: leave out {next(iter(options))}"):
+                made(path, **options)
+    assert repr(model).endswith(": chronos2>")
 
 
 CONFIGS = {

@@ -290,7 +290,8 @@ class Model(OpenAIMethods, Closing):
     def __repr__(self) -> str:
         info = self._runtime.info
         modes = "/".join(sorted({layer["mode"] for layer in info["layers"]}))
-        return f"<slimrt.Model {self._runtime.source.name}: {info['architecture']}, n_ctx {self.n_ctx}, {modes}>"
+        keeps = f", n_ctx {self.n_ctx}, {modes}" if self._runtime.source.has_decoder else ""
+        return f"<slimrt.Model {self._runtime.source.name}: {info['architecture']}{keeps}>"
 
     def _ids(self, prompt: Prompt) -> list[int]:
         return self.tokenize(prompt) if isinstance(prompt, str) else as_ids(prompt, self.n_vocab)

@@ -106,8 +106,10 @@ class Planner:
         max_queue: int | None = None,
     ) -> Planner:
         """From the arguments of slimrt.Model. TypeError, ValueError: an argument of a wrong type, or an invalid limit.
-        UnsupportedError: there is no such device."""
+        UnsupportedError: there is no such device, or no cache that cache_tokens could be of."""
         device = resolve_device(device)
+        if whole("cache_tokens", cache_tokens) and not source.has_decoder:
+            raise UnsupportedError(f"{source.name} has no decoder, and so no cache: leave out cache_tokens")
         return cls(
             source,
             memory_limit_bytes(memory_limit, "cpu" if device == AUTO else device),
@@ -115,7 +117,7 @@ class Planner:
             whole("n_batch", n_batch),
             0 if n_threads is None else whole("n_threads", n_threads),
             device,
-            whole("cache_tokens", cache_tokens),
+            cache_tokens,
             None if max_queue is None else whole("max_queue", max_queue),
             each=memory_limit is None and device != "cpu",
         )

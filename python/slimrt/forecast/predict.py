@@ -198,9 +198,9 @@ def rows_together(source: ModelSource, series: Sequence[Any], horizon: int | Non
 
 
 def enough_context(source: ModelSource) -> int:
-    """The decoder context that any forecast needs, in whole blocks; 0 (the default context) for other models."""
+    """The decoder context that any forecast needs, in whole blocks; 0 for Chronos-2 (it has no decoder) and others."""
     kind = source.kind
-    if kind not in ("chronos", *_NAMES):
+    if kind not in ("chronos", "chronos-bolt"):
         return 0
     steps = read_chronos(source.file).prediction_length if kind == "chronos" else 1
     return whole_blocks(steps)

@@ -224,9 +224,18 @@ class ModelSource:
         return self.n_ctx_train if learned else None
 
     def n_ctx(self, asked: int = 0) -> int:
-        """The context to use: `asked`, or if 0 the trained one, at most DEFAULT_N_CTX. ValueError: it is negative."""
+        """The context to use: `asked`, or if 0 the trained one, at most DEFAULT_N_CTX.
+
+        Raises:
+            ValueError: it is negative. UnsupportedError: one is given, and there is no decoder.
+        """
         if whole("n_ctx", asked) < 0:
             raise ValueError(f"n_ctx must not be negative, got {asked}")
+        if asked and not self.has_decoder:
+            raise UnsupportedError(
+                f"{self.name} has no decoder, and so no context: leave out n_ctx (--ctx). n_source (--n-source) says "
+                "how many rows the encoder takes"
+            )
         return asked or min(self.n_ctx_train, DEFAULT_N_CTX)
 
     def more_context(self, n_ctx: int) -> str:
