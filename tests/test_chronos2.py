@@ -200,6 +200,26 @@ BAD = {
         TypeError,
         "covariate 'x' is not numbers.* encoded as numbers",
     ),
+    "truth values": (
+        {"target": waves(3, 1), "past_covariates": {"x": np.array([True, False, True])}},
+        TypeError,
+        "covariate 'x' is not numbers.* truth values .* encoded as numbers",
+    ),
+    "categories called by numbers": (
+        {"target": waves(3, 1), "past_covariates": {"x": ["1", "2", "1"]}},
+        TypeError,
+        "covariate 'x' is not numbers",
+    ),
+    "covariates without names": (
+        {"target": waves(3, 1), "past_covariates": np.zeros((2, 3))},
+        TypeError,
+        "group 0: past_covariates is a dict",
+    ),
+    "targets of other lengths": (
+        {"target": [waves(9, 1), waves(5, 2)]},
+        ValueError,
+        "targets have 5 to 9 steps",
+    ),
     "infinite": (
         {"target": waves(1, 1), "past_covariates": {"x": [np.inf]}},
         ValueError,

@@ -65,24 +65,38 @@ def _group(given: Mapping[str, Any], horizon: int) -> Group:
     if "target" not in given:
         raise ValueError("there is no 'target'")
     targets, steps = as_series(given["target"]), {len(row) for row in rows_of(given["target"])}
-    past, ahead = given.get("past_covariates") or {}, given.get("future_covariates") or {}
+    if len(steps) > 1:
+        raise ValueError(
+            f"its targets have {min(steps)} to {max(steps)} steps: give all the same, NaN where there is none"
+        )
+    past, ahead = _named(given, "past_covariates"), _named(given, "future_covariates")
     for name in ahead:
         if name not in past:
             raise ValueError(f"covariate '{name}' has no past: give its values beside the target's in past_covariates")
     return _of(
         targets,
-        {name: _covariate(name, values, steps, "the target has") for name, values in past.items()},
-        {name: _covariate(name, values, {horizon}, "the forecast has") for name, values in ahead.items()},
+        {name: _covariate(name, values, max(steps), "the target has") for name, values in past.items()},
+        {name: _covariate(name, values, horizon, "the forecast has") for name, values in ahead.items()},
     )
 
 
-def _covariate(name: str, values: Any, steps: set[int], whose: str) -> Values:
+def _named(given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = given.get(key)
+    if found is not None and not isinstance(found, Mapping):
+        raise TypeError(f"{key} is a dict with the numbers of each by its name, got {found!r:.60}")
+    return found or {}
+
+
+def _covariate(name: str, values: Any, steps: int, whose: str) -> Values:
     try:
         found = numbers(values, f"covariate '{name}'")
+        # NumPy makes numbers of '2' and True, which chronos-forecasting reads as categories.
+        if any(isinstance(one, (str, bytes, bool, np.bool_)) for one in np.asanyarray(values).ravel().tolist()):
+            raise TypeError(f"covariate '{name}' is not numbers: {values!r:.60}")
     except TypeError as error:
-        raise TypeError(f"{error}; categories are to be encoded as numbers first") from None
-    if steps != {len(found)}:
-        raise ValueError(f"covariate '{name}' has {len(found)} steps, {whose} {max(steps)}")
+        raise TypeError(f"{error}; texts, truth values and categories are to be encoded as numbers first") from None
+    if len(found) != steps:
+        raise ValueError(f"covariate '{name}' has {len(found)} steps, {whose} {steps}")
     return found
 
 
