@@ -305,6 +305,19 @@ def test_frames_are_those_of_chronos_forecasting(folder, model):
         model.predict_df(frame, future_df=frame)
 
 
+def test_frames_whose_series_end_at_other_times(model):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.concat(
+        pandas.DataFrame({"item_id": i, "timestamp": pandas.date_range("2024-01-01", periods=n), "target": waves(n, i)})
+        for i, n in ((1, 30), (2, 29))
+    )
+    assert len(model.predict_df(frame, prediction_length=3)) == 6
+    with pytest.raises(ValueError, match="series 1 ends at 2024-01-30.* leave out cross_learning"):
+        model.predict_df(frame, prediction_length=3, cross_learning=True)
+    with pytest.warns(UserWarning, match="not the columns price, sales: predict_quantiles takes them"):
+        model.predict_df(frame.assign(price=1.0, sales=2.0), prediction_length=3)
+
+
 @pytest.fixture
 def table(tmp_path):
     rows = [f"2024-01-{day + 1:02},{a},{b}" for day, (a, b) in enumerate(zip(waves(30, 1), waves(30, 2), strict=True))]

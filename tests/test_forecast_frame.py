@@ -89,7 +89,7 @@ def test_a_frequency_that_is_insisted_on(bolt):
         (lambda df: df.assign(timestamp=3), {}, ValueError, "'timestamp' is not of times, it is int64"),
         (lambda df: df.assign(item_id=None), {}, ValueError, "'item_id' is empty in 62 rows"),
         (lambda df: df, {"target": "sales"}, ValueError, "no column 'sales'; there are item_id, timestamp, target"),
-        (lambda df: df, {"target": ["a", "b"]}, TypeError, "forecast one value a step"),
+        (lambda df: df, {"target": ["a", "b"]}, TypeError, "predict_df forecasts one value a step"),
         (lambda df: df, {"future_df": 1}, TypeError, "no future_df: covariates are for Chronos-2"),
         (lambda df: df, {"batch_size": 1}, TypeError, "n_seqs of slimrt.Model"),
         (lambda df: df, {"num_sampels": 1}, TypeError, "did you mean 'num_samples'"),

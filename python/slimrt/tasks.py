@@ -308,7 +308,8 @@ class Tasks:
         predict_df (the extra `forecast`).
 
         Args:
-            df: rows in any order. Only the three named columns are read.
+            df: rows in any order. Only the three named columns are read; of others, which chronos-forecasting takes
+                for covariates, a warning is given with Chronos-2.
             id_column: identifies the series of a row. timestamp_column: its time; all series have the same regular
                 steps.
             target: the values; NaN: missing value.
@@ -323,17 +324,21 @@ class Tasks:
 
         Raises:
             UnsupportedError: not a Chronos model, or pandas is not installed.
-            ValueError: no such column, ambiguous dates, or, without `freq`, duplicate or irregular timestamps.
+            ValueError: no such column, ambiguous dates, without `freq` duplicate or irregular timestamps, or series of
+                different ends with cross_learning.
             Others as predict_quantiles.
         """
-        from slimrt.forecast.frame import Columns, predict_frame
+        from slimrt.forecast.frame import Columns, predict_frame, warn_unread
         from slimrt.forecast.predict import predict, warn_beyond
 
-        seed = self._seed_of(options.get("seed"))
+        seed, columns = self._seed_of(options.get("seed")), Columns(id_column, timestamp_column, target)
+        reads_groups = self._runtime.source.kind == "chronos-2"
         found = predict_frame(
             lambda series: predict(self._runtime, series, prediction_length, quantile_levels, seed, options),
-            df, Columns(id_column, timestamp_column, target), quantile_levels, freq,
+            df, columns, quantile_levels, freq, reads_groups and options.get("cross_learning") is True,
         )  # fmt: skip
+        if reads_groups:
+            warn_unread(df, columns)
         warn_beyond(self._runtime.source, quantile_levels)
         return found
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from slimrt.errors import UnsupportedError
 from slimrt.forecast.dates import read_dates
 from slimrt.forecast.frequency import inferred
+from slimrt.plumbing.notes import warn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,15 +32,23 @@ class Columns:
 
 
 def predict_frame(
-    predict: Predict, df: pd.DataFrame, columns: Columns, levels: Sequence[float], freq: str | pd.DateOffset | None
+    predict: Predict,
+    df: pd.DataFrame,
+    columns: Columns,
+    levels: Sequence[float],
+    freq: str | pd.DateOffset | None,
+    together: bool,
 ) -> pd.DataFrame:
-    """As Model.predict_df. predict: series -> quantiles (batch, horizon, q) and point forecasts (batch, horizon)."""
+    """As Model.predict_df. predict: series -> quantiles (batch, horizon, q) and point forecasts (batch, horizon).
+    together: the series are forecast together, and have to end at the same time."""
     pandas = _pandas()
     table = _checked(pandas, df, columns)
     series = {
         name: rows.sort_values(columns.timestamp, kind="stable")
         for name, rows in table.groupby(columns.id, sort=False, observed=True)
     }
+    if together:
+        _check_ends(series, columns.timestamp)
     offset = pandas.tseries.frequencies.to_offset(freq or _frequency(pandas, series, columns.timestamp))
     values = [rows[columns.target].to_numpy(np.float64, na_value=np.nan) for rows in series.values()]
     quantiles, points = predict(values)
@@ -70,7 +79,7 @@ def _checked(pandas: Any, df: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     names = [columns.id, columns.timestamp, columns.target]
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"a column is one name, got {name!r}: Chronos and Chronos-Bolt forecast one value a step")
+            raise TypeError(f"a column is one name, got {name!r}: predict_df forecasts one value a step")
         if name not in df.columns:
             raise ValueError(f"the DataFrame has no column '{name}'; there are {', '.join(map(str, df.columns))}")
         if list(df.columns).count(name) > 1:
@@ -101,6 +110,27 @@ def _timestamps(pandas: Any, column: pd.Series[Any], name: str, series: Iterable
             times = pandas.DatetimeIndex(dates.utc).tz_localize(None if dates.offsets is None else "UTC")
             return pandas.Series(times, index=column.index)
     raise ValueError(f"column '{name}' is not of times, it is {column.dtype}: convert it with pandas.to_datetime")
+
+
+def _check_ends(series: Mapping[Any, pd.DataFrame], column: str) -> None:
+    """ValueError: series do not end at the same time."""
+    ends = {name: rows[column].iloc[-1] for name, rows in series.items()}
+    first = next(iter(ends))
+    for name, end in ends.items():
+        if end != ends[first]:
+            raise ValueError(
+                f"series {first!r} ends at {ends[first]}, series {name!r} at {end}: only series that end at the same "
+                "time are forecast together, so leave out cross_learning"
+            )
+
+
+def warn_unread(df: pd.DataFrame, columns: Columns) -> None:
+    """Warn of columns that chronos-forecasting reads as covariates of Chronos-2."""
+    unread = [str(name) for name in df.columns if name not in (columns.id, columns.timestamp, columns.target)]
+    if unread:
+        warn(
+            f"predict_df reads no covariates, and so not the columns {', '.join(unread)}: predict_quantiles takes them"
+        )
 
 
 def _future_timestamps(pandas: Any, last: pd.Series[Any], offset: Any, steps: int) -> Any:
