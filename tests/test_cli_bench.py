@@ -108,7 +108,7 @@ def decoding_reads(d: int, mode: str, rows: int) -> int:
         "k": own + folded + rows * row,  # W_K; W_KV
         "k+r": own + folded + 3 * 4 * rank * d + rows * (row + residual),  # and the residual of x, of k, to V
         "v": own + folded + rows * row,  # W_V; W_VK in the query: for each head head_dim columns of it
-        "x": own + folded + rows * row,  # W_V; W_K in the query
+        "x": 2 * own + rows * row,  # W_V; W_K in the query, transposed in its own type
         "xr": 3 * folded + rows * row,  # x to its row, W_K of the row in the query, the row to V
     }[mode]
 
