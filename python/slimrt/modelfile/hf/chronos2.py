@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.modelfile.hf.encoder_decoders import BLOCK_SIZES, outer_blocks
+from slimrt.modelfile.hf.encoder_decoders import BLOCK_SIZES, T5_SPELLING, outer_blocks
 from slimrt.modelfile.hf.family import ALWAYS, Family, Stack
 from slimrt.modelfile.hf.seq2seq_fields import CHRONOS2_CLASS, chronos_fields
 
@@ -67,13 +67,7 @@ CHRONOS2 = Family(
     },
     several=(Stack("enc.blk.{}.", "encoder.block.{}.", _LAYER),),
     biases={ALWAYS: tuple(_BLOCKS)},
-    spelling={
-        "hidden_size": "d_model",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "head_dim": "d_kv",
-        "intermediate_size": "d_ff",
-    },
+    spelling=T5_SPELLING,
     defaults={"feed_forward_proj": "relu", "layer_norm_epsilon": 1e-6, "rope_theta": 10000.0},
     only={"feed_forward_proj": ("relu",), "is_encoder_decoder": (False,)},
     norm_eps=("layer_norm_rms_epsilon", "layer_norm_epsilon"),

@@ -113,6 +113,14 @@ def _bolt_sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+T5_SPELLING = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "head_dim": "d_kv",
+    "intermediate_size": "d_ff",
+}
+
 T5 = Family(
     arch="t5",
     stem="",
@@ -123,14 +131,7 @@ T5 = Family(
     },
     several=_t5_stacks(gated=False),
     biases={ALWAYS: tuple(_BOLT)},
-    spelling={
-        "hidden_size": "d_model",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "head_dim": "d_kv",
-        "intermediate_size": "d_ff",
-        "max_position_embeddings": "n_positions",
-    },
+    spelling={**T5_SPELLING, "max_position_embeddings": "n_positions"},
     defaults={
         "feed_forward_proj": "relu",
         "layer_norm_epsilon": 1e-6,
