@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with many tokens by tiles of bf16, as AMX multiplies them, or a build with the emulator elsewhere."""
+"""Products with many tokens by tiles of bf16, and of absorbed rows by tiles of int8, as AMX multiplies them, or a build
+with the emulator elsewhere."""
 
 from __future__ import annotations
 
@@ -7,8 +8,11 @@ import numpy as np
 import pytest
 
 from conftest import rms
+from reference import Rope
 from slimrt._core import ops
 from test_kernels import activation_rounding
+from test_kernels_absorbed import Call
+from test_kernels_absorbed import run as attend
 from weight_formats import block_size, random_weight
 
 TILES = [isa for isa in ops.backends() if isa.startswith("amx")]
@@ -94,3 +98,23 @@ def test_tokens_and_threads_change_no_bit(isa):
         for n, threads in ((128, 1), (159, 3), (530, 2)):
             some = ops.linear(x[:n], raw.reshape(-1), type_name, 200, None, isa, threads)
             assert np.array_equal(some, all_tokens[:n]), (type_name, n)
+
+
+@each_isa
+@pytest.mark.parametrize("one_scale", [False, True])
+@pytest.mark.parametrize("loud", [0.3, 3.0, 50.0])
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call(16, 16, 64, 700, 1), Call(17, 17, 80, 333, 1), Call(32, 32, 64, 900, 1, window=601),
+        Call(33, 33, 100, 257, 1), Call(12, 4, 64, 400, 3), Call(40, 40, 34, 161, 4), Call(24, 24, 64, 650, 4),
+    ],
+)  # fmt: skip
+def test_absorbed_rows_are_multiplied_as_by_vectors(call, loud, one_scale, isa):
+    """Bit by bit: the products are integers, and all else is the same."""
+    assert call.heads * call.queries >= 16  # fewer are left to vectors
+    q, k = call.data(loud)
+    rope = Rope(50.0 ** (-np.arange(0, call.dim, 2) / call.dim), False)
+    stored_heads = 1 if one_scale else call.kv
+    said = [attend(call, q, k, stored_heads, rope, one, 2, "q8") for one in (isa, "avx512")]
+    assert np.isfinite(said[0]).all() and np.array_equal(*said)

@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/attention_pairs.h"
 #include "kernels/cpu/attention_q4.h"
+#include "kernels/cpu/attention_tiled.h"
 #include "kernels/cpu/stored.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
@@ -179,8 +180,11 @@ void gather_q8(const AbsorbedValues& x, int64_t head, Strip& strip) {
     find_start(strip);
 }
 
+template <class Codes>
 void absorb_q8(const AbsorbedValues& x) {
     Weights weights(x);
+    const bool tiles = by_tiles(x);
+    if (tiles) x.tiles->begin();
     for (int64_t head = 0, at = 0; head < x.heads; ++head) {
         alignas(64) float scales[kAbsorbedRows] = {};
         each_block(x, [&](int64_t row, int64_t end) {
@@ -191,6 +195,13 @@ void absorb_q8(const AbsorbedValues& x) {
             else
                 memcpy(scales + row, from, static_cast<size_t>(end - row) * sizeof(float));
         });
+        if constexpr (fits_tiles) {
+            if (tiles) {
+                weights.take_scales(scales);
+                add_tiled<Codes>(x, weights, head);
+                continue;
+            }
+        }
         weights.quantise(scales);
         for (int64_t column = 0; column < x.dim; column += kStripColumns) {
             Strip strip;
@@ -199,6 +210,7 @@ void absorb_q8(const AbsorbedValues& x) {
             add_strip<absorbed_vectors, false>(x, strip, weights);
         }
     }
+    if (tiles) x.tiles->end();
 }
 
 /// Adds columns [column, column + n), a strip, by products of int16.
@@ -265,7 +277,7 @@ void add_outlier(const AbsorbedValues& x, const Outlier& outlier) {
 }  // namespace
 
 void absorb_values(const AbsorbedValues& x) {
-    if (DType(x.type) == DType::Q8 && !x.exact) return absorb_q8(x);
+    if (DType(x.type) == DType::Q8 && !x.exact) return absorb_q8<RowCodes>(x);
     if (absorb_q4<FourBitRows>(x)) return;
     absorb_others<RowPairs>(x);
     for (int64_t i = 0; i < x.n_outliers; ++i) add_outlier(x, x.outliers[i]);

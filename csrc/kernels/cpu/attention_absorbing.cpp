@@ -302,7 +302,8 @@ void AttentionRun::absorb_values(const AttentionJob& job, size_t t, Span span, i
                              .n_outliers = n_outliers,
                              .weights = scratch + plan_.scratch.absorbed_codes,
                              .out = state + plan_.state.values[t],
-                             .out_stride = row_stride(args_.values[t].dim)};
+                             .out_stride = row_stride(args_.values[t].dim),
+                             .tiles = isa_.tiles};
     const int64_t block = span.first / plan_.absorbed_rows * blocks, next = block + blocks;
     const auto at = [&](int64_t i) { return rows.base + job.sequence->table[i] * rows.block_stride; };
     for (int64_t i = span.first / kBlockTokens; i * kBlockTokens < span.end; ++i)

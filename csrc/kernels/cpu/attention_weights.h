@@ -25,6 +25,12 @@ inline const char* head_of(const AbsorbedValues& x, int64_t block, int64_t group
     return static_cast<const char*>(x.blocks[block]) + group * x.head_stride;
 }
 
+constexpr int64_t kTilePairs = 16;  // (head, query) pairs in a tile
+/// Whether rows are transposed as TileKernels multiply them.
+constexpr bool fits_tiles = rows_per_lane == 4 && lanes == 16;
+/// Whether tiles are used: half empty they are no faster.
+inline bool by_tiles(const AbsorbedValues& x) { return fits_tiles && x.tiles && x.n_pairs >= 16; }
+
 /// The weights of all pairs, times the scales of the rows, as integers.
 class Weights {
   public:
@@ -37,6 +43,7 @@ class Weights {
         codes_ = reinterpret_cast<WeightCode*>(q15_ + stride_ * kAbsorbedRows);
         offsets_ = all_offsets_ = reinterpret_cast<float*>(codes_ + stride_ * kAbsorbedRows);
         outliers_ = all_offsets_ + stride_ * kMaxOffsets;
+        sums_ = reinterpret_cast<int32_t*>(outliers_ + stride_ * kMaxOutliers);
         for (int64_t pair = x.n_pairs; pair < stride_; ++pair) tops_[pair] = 0;
         for (int64_t pair = 0; pair < x.n_pairs; ++pair) {
             const float* const p = x.p + pair * kAbsorbedRows;
@@ -53,6 +60,10 @@ class Weights {
     float offset(int64_t pair) const { return offsets_[pair]; }
     /// An outlier weight times its row's scale.
     float outlier(int64_t i) const { return outliers_[i]; }
+    /// Where tiles sum two vectors of columns, from column c of a strip on, for a pair and those beside it.
+    int32_t* sums(int64_t pair, int64_t c) const {
+        return sums_ + pair / (2 * kTilePairs) * kTiledSums + c * 2 * kTilePairs;
+    }
 
     /// offset = weights . (what rows add to all columns of a group), for `lanes` groups: of_rows
     /// [group][kAbsorbedRows], 0 where there is no row.
@@ -73,15 +84,22 @@ class Weights {
 
     /// Quantises weights times scales [row], 0 where there is no row.
     void quantise(const float* scales) {
+        take_scales(scales);
+        quantise_rows(0, x_.rows);
+    }
+    /// All of quantise() but the weights themselves.
+    void take_scales(const float* scales) {
         alignas(64) float high[kBlockTokens];
-        alignas(64) int16_t q15[kAbsorbedRows];
-        const float top = quantise_q15(scales, x_.rows, q15, high);
+        const float top = quantise_q15(scales, x_.rows, scales_, high);
         find_units(top, high);
         for (int64_t i = 0; i < x_.n_outliers; ++i)
             outliers_[i] = x_.outliers[i].weight * scales[x_.outliers[i].row];
+    }
+    /// The weights of rows [first, first + n), after take_scales().
+    void quantise_rows(int64_t first, int64_t n) {
         for (int64_t pair = 0; pair < x_.n_pairs; ++pair)
-            quantise_pair(q15_ + pair * kAbsorbedRows, q15, shrinks_[pair], x_.rows,
-                          codes_ + pair * kAbsorbedRows);
+            quantise_pair(q15_ + pair * kAbsorbedRows + first, scales_ + first, shrinks_[pair], n,
+                          codes_ + pair * kAbsorbedRows + first);
     }
 
   private:
@@ -151,6 +169,8 @@ class Weights {
     float *tops_, *highs_, *units_, *shrinks_, *all_offsets_, *offsets_, *outliers_;
     int16_t* q15_;
     WeightCode* codes_;
+    int32_t* sums_;
+    alignas(64) int16_t scales_[kAbsorbedRows];
 };
 
 }  // namespace

@@ -10,6 +10,7 @@ namespace slimrt::cpu {
 namespace amx {
 extern const LinearKernel linear_kernels[];
 int64_t busy(uint32_t type, int64_t rounds, float* out);
+extern const TileKernels tile_kernels;
 }  // namespace amx
 namespace avx512 {
 extern const Isa table;
@@ -51,7 +52,8 @@ Isa avx512_in_halves() {
 }  // namespace
 
 const Isa* const* supported_isas(int* n) {
-    static const Isa with_amx = isa_of("amx", avx512::table, amx::linear_kernels, amx::busy);
+    static const Isa with_amx =
+        isa_of("amx", avx512::table, amx::linear_kernels, amx::busy, &amx::tile_kernels);
     static const Isa with_vnni = isa_of("avx_vnni", avx2::table, avx_vnni::linear_kernels, avx_vnni::busy);
     static const Isa in_halves = avx512_in_halves();
     static const Isa* isas[7];

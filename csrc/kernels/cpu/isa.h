@@ -121,12 +121,34 @@ struct WeightStats {
     float squares, largest, rows;
 };
 
+/// int32 sums of the tiles of 32 pairs and 64 columns.
+inline constexpr int64_t kTiledSums = 32 * 64;
 /// Floats of scratch that absorb_values() needs for the weights of so many pairs.
 inline constexpr int64_t weight_floats(int64_t pairs) {
     constexpr int64_t each =
         kAbsorbedRows + kAbsorbedRows / 2 + kBlockTokens + 3 + kMaxOffsets + kMaxOutliers;
-    return (pairs + 15) / 16 * 16 * each;
+    return (pairs + 15) / 16 * 16 * each + (pairs + 31) / 32 * kTiledSums;
 }
+
+/// Operands of four products of tiles, two of a with two of b, of 64 * steps elements each; distances in
+/// bytes. a: 16 rows of uint8, a_stride apart, the second tile a_next further. b: 16 columns of int8, four
+/// rows of a column adjacent, fours b_stride apart, the second tile b_next further. accumulate: add to the
+/// sums there.
+struct TileOperands {
+    const void* a;
+    int64_t a_stride, a_next;
+    const void* b;
+    int64_t b_stride, b_next;
+    int64_t steps;
+    bool accumulate;
+};
+/// Integer products by tiles: sums [tile of a][tile of b][row of a][column of b]. begin() comes before them
+/// and end() after them, on the same thread.
+struct TileKernels {
+    void (*begin)();
+    void (*multiply)(const TileOperands& operands, int32_t* sums);
+    void (*end)();
+};
 
 /// out[pairs[pair]] = factor[pair] * itself + sum of p[pair][i] * row i over the rows [first, first + n) +
 /// the outliers. A row is `heads` stored heads of `dim` columns. Where factor is 0, out may be uninitialised;
@@ -148,6 +170,7 @@ struct AbsorbedValues {
     float* weights;
     float* out;
     size_t out_stride;
+    const TileKernels* tiles;  // or nullptr
 };
 
 /// The layout of relative rotations: tiles of kRotationRows rows and kRotationColumns columns, and in each
@@ -318,6 +341,8 @@ struct Isa {
     /// out[m] may be uninitialised.
     void (*values)(const float* p, size_t ld, int64_t n_q, const float* factor, uint32_t type,
                    const void* rows, size_t stride, int64_t n, int64_t dim, float* out, size_t out_stride);
+
+    const TileKernels* tiles = nullptr;  // of CPUs that have them
 };
 
 /// Whether there is a kernel for weights of this type.

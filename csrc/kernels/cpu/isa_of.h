@@ -10,7 +10,8 @@ namespace slimrt::cpu {
 
 /// `base` under another name, with kernels of its own before those of `base`.
 inline Isa isa_of(const char* name, const Isa& base, const LinearKernel* own,
-                  int64_t (*busy)(uint32_t type, int64_t rounds, float* out)) {
+                  int64_t (*busy)(uint32_t type, int64_t rounds, float* out),
+                  const TileKernels* tiles = nullptr) {
     // Never destroyed: threads may still run when a process exits.
     static auto& lists = *new std::deque<std::vector<LinearKernel>>;
     std::vector<LinearKernel>& linear = lists.emplace_back();
@@ -22,6 +23,7 @@ inline Isa isa_of(const char* name, const Isa& base, const LinearKernel* own,
     isa.name = name;
     isa.linear = linear.data();
     isa.busy = busy;
+    isa.tiles = tiles;
     return isa;
 }
 

@@ -29,6 +29,11 @@ struct Tiles {
     static void multiply() {
         asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(to), "i"(a), "i"(b));
     }
+    /// int32 to[m][n] += the sum of the four uint8 a[m][4 p + i] * int8 b[p][4 n + i] over all rows p of b.
+    template <int to, int a, int b>
+    static void multiply_codes() {
+        asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(to), "i"(a), "i"(b));
+    }
 };
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -47,6 +47,23 @@ struct Tiles {
         }
     }
 
+    template <int to, int a, int b>
+    static void multiply_codes() {
+        for (int m = 0; m < rows(a); ++m) {
+            for (size_t n = 0; n < bytes(b) / 4; ++n) {
+                int32_t sum;
+                uint8_t* const at = state.tiles[to] + m * tile_bytes + 4 * n;
+                memcpy(&sum, at, sizeof sum);
+                for (int p = 0; p < rows(b); ++p) {
+                    for (int i = 0; i < 4; ++i)
+                        sum += state.tiles[a][m * tile_bytes + 4 * p + i] *
+                               static_cast<int8_t>(state.tiles[b][p * tile_bytes + 4 * n + i]);
+                }
+                memcpy(at, &sum, sizeof sum);
+            }
+        }
+    }
+
   private:
     /// 0 if the tile was not configured, or was released: operations on it then change nothing, and a test
     /// fails.
