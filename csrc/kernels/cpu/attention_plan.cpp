@@ -9,10 +9,12 @@
 namespace slimrt::cpu {
 namespace {
 
-constexpr int kRowsOfQueries = 64;            // (head, query) pairs of a job: enough to reuse each row often
+// (head, query) pairs of a job. They share rows, which are read, made floats and transposed once; but a job
+// reads all rows that its last query attends to, so that behind few rows there are fewer.
+constexpr int64_t kMinPairs = 64, kMaxPairs = 256, kRowsOfPair = 16;
 constexpr int64_t kMaxValueFloats = 1 << 17;  // the outputs of a job stay in L2
 constexpr int64_t kTileFloats = 1 << 16;      // and so do the rows read at once
-constexpr int kMinTile = 16, kMaxTile = 64;
+constexpr int kMinTile = 16, kMaxTile = 128;
 constexpr int64_t kMinPartRows = 128;   // shorter parts cost more to merge than they save
 constexpr int64_t kLongRows = 1024;     // jobs with parts as long as this are split by rows alone
 constexpr int64_t kMinSliceWork = 512;  // rows times groups: less does not pay for waking a thread
@@ -116,6 +118,11 @@ int64_t rows_together(const AttentionArgs& args) {
     return pays && std::ranges::all_of(args.values, is_codes) ? kAbsorbedRows : kAbsorbedRows / 2;
 }
 
+/// The rows of a sequence, old and new.
+int64_t rows_of(const AttentionSequence& sequence) {
+    return sequence.end - sequence.begin + (sequence.fresh ? sequence.n_queries : 0);
+}
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// How many equal shares the work is divided into.
@@ -172,12 +179,12 @@ size_t AttentionPlan::max_floats(const AttentionArgs& args, int n_threads) {
     int64_t rows = 0;
     for (const AttentionSequence& s : args.sequences) {
         queries = std::max(queries, s.n_queries);
-        rows = std::max(rows, s.end - s.begin + (s.fresh ? s.n_queries : 0));
+        rows = std::max(rows, rows_of(s));
     }
     AttentionPlan plan(args);
     size_t pairs = 0;
     for (const int n : {std::min(queries, kFewQueries), queries}) {
-        const JobShape job = plan.shape(args, n);
+        const JobShape job = plan.shape(args, n, rows);
         pairs = std::max<size_t>(pairs, job.heads * std::min(job.queries, n));
     }
     // All jobs together are shares_of() shares. A job of G groups and w > 1 shares is split by rows only into
@@ -191,21 +198,22 @@ size_t AttentionPlan::max_floats(const AttentionArgs& args, int n_threads) {
     return plan.scratch.size * n_threads + (shares == 1 ? 0 : (per_share * shares - 1) * plan.state.size);
 }
 
-/// The shape of jobs with n_queries queries: all groups in one job or one each, and the most queries of a
-/// job.
-AttentionPlan::JobShape AttentionPlan::shape(const AttentionArgs& args, int n_queries) const {
+/// The shape of jobs of a sequence with n_queries queries and so many rows: all groups in one job or one
+/// each, and the most queries of a job.
+AttentionPlan::JobShape AttentionPlan::shape(const AttentionArgs& args, int n_queries, int64_t rows) const {
     const bool few = n_queries <= kFewQueries;
     const int groups = few ? n_groups : 1, heads = groups * heads_per_group;
     const int64_t max_queries = std::max<int64_t>(1, kMaxValueFloats / (heads * widest_row(args)));
-    const int queries = few ? n_queries : std::max(1, kRowsOfQueries / heads);
-    return {groups, heads, static_cast<int>(std::min<int64_t>(queries, max_queries))};
+    const int64_t pairs = std::clamp(rows / kRowsOfPair, kMinPairs, kMaxPairs);
+    const int64_t queries = few ? n_queries : std::max<int64_t>(1, pairs / heads);
+    return {groups, heads, static_cast<int>(std::min(queries, max_queries))};
 }
 
 /// The last queries come first: they attend to the most rows.
 void AttentionPlan::add_jobs(const AttentionArgs& args, const AttentionSequence& sequence) {
     const int n = sequence.n_queries;
     if (n == 0) return;
-    const auto [groups_of_job, heads, queries] = shape(args, n);
+    const auto [groups_of_job, heads, queries] = shape(args, n, rows_of(sequence));
     for (int tile = (n + queries - 1) / queries; tile-- > 0;) {
         AttentionJob job{};
         job.sequence = &sequence;
