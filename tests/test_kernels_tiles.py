@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with many tokens by tiles of bf16, and of absorbed rows by tiles of int8, as AMX multiplies them, or a build
-with the emulator elsewhere."""
+"""Products with many tokens and attention of many queries by tiles of bf16, absorbed rows by tiles of int8: AMX's, or
+those of a build with the emulator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conftest import rms
 from reference import Rope
 from slimrt._core import ops
 from test_kernels import activation_rounding
-from test_kernels_absorbed import Call
+from test_kernels_absorbed import Call, known_rows
 from test_kernels_absorbed import run as attend
 from weight_formats import block_size, random_weight
 
@@ -118,3 +118,39 @@ def test_absorbed_rows_are_multiplied_as_by_vectors(call, loud, one_scale, isa):
     stored_heads = 1 if one_scale else call.kv
     said = [attend(call, q, k, stored_heads, rope, one, 2, "q8") for one in (isa, "avx512")]
     assert np.isfinite(said[0]).all() and np.array_equal(*said)
+
+
+@each_isa
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8"])
+@pytest.mark.parametrize("cap", [0.0, 3.0])
+@pytest.mark.parametrize(
+    ("call", "columns"),
+    [
+        (Call(1, 1, 32, 2100, 130), 48), (Call(2, 1, 64, 2087, 66), 64), (Call(1, 1, 96, 2100, 300, window=700), 16),
+        (Call(1, 1, 32, 4200, 258), 80),
+    ],
+)  # fmt: skip
+def test_many_queries_meet_rows_as_two_bf16(call, columns, cap, dtype, isa):
+    """Behind 2048 rows and more, of 128 queries and more of a head or of heads that share K and V."""
+    random = np.random.default_rng(columns)
+    q, k, v = (
+        random.normal(size=shape).astype(np.float32)
+        for shape in ((call.queries, call.heads * call.dim), (call.rows, call.kv * call.dim), (call.rows, columns))
+    )
+    stored = {"type": dtype, "stored_heads": 1, "heads": call.kv}
+    terms = [stored | {"rows": k, "q": q, "dim": call.dim}], [stored | {"rows": v, "dim": columns}]
+    got, by_vectors = (
+        ops.attention_of_terms(*terms, call.heads, call.queries, 0.3, call.window, one, 2, score_cap=cap)[0]
+        for one in (isa, "avx512")
+    )
+    assert not np.array_equal(got, by_vectors)  # they are multiplied otherwise
+    if dtype == "q8":  # where a code is at a tie it may be either
+        assert rms(got - by_vectors) < 5e-6 * np.abs(v).max()
+        return
+    k, v = (known_rows(call, rows, 1, dtype) for rows in (k, v))
+    scores = 0.3 * q.astype(np.float64).reshape(call.queries, call.heads, call.dim).transpose(1, 0, 2) @ k.T
+    scores = np.where(call.seen, cap * np.tanh(scores / cap) if cap else scores, -np.inf)
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    wanted = (p / p.sum(axis=-1, keepdims=True)) @ v
+    error = np.abs(got.reshape(call.queries, call.heads, -1).transpose(1, 0, 2) - wanted)
+    assert error.max() < 3e-5 * np.abs(v).max() and rms(error) < 3e-6 * np.abs(v).max()

@@ -1,5 +1,9 @@
-// Products of absorbed rows with softmax weights by AMX tiles, for attention_tiled.h.
-#include "kernels/cpu/isa.h"
+// Attention by AMX tiles: of absorbed rows for attention_tiled.h, and of many queries, whose numbers are
+// split into two bf16 each.
+#include "core/dtype.h"
+#include "kernels/cpu/linear.h"
+#include "kernels/cpu/linear_codes.h"
+#include "kernels/cpu/linear_tiles.h"
 #include SLIMRT_TILES
 
 namespace slimrt::cpu::SLIMRT_ISA {
@@ -49,9 +53,68 @@ void multiply(const TileOperands& x, int32_t* sums) {
 
 void end() { Tiles::release(); }
 
+void pack(float* x, int64_t n, float factor) {
+    float copy[kMaxPacked];
+    for (int64_t i = 0; i < n; i += lanes)
+        store(copy + i, (n - i < lanes ? load_part(x + i, n - i) : load(x + i)) * splat(factor));
+    tile_pack<2>(copy, n, x);
+}
+
+void fill_from_f32(const RowsAt& from, int64_t n, TileColumn to) {
+    for (int64_t p = 0; p < n / 2; p += 4) {
+        Words words[8];
+        load_words(from, static_cast<int>(8 * p), words);
+        for (int i = 0; i < 4; ++i) {
+            const Vec even = {_mm512_castsi512_ps(words[2 * i])},
+                      odd = {_mm512_castsi512_ps(words[2 * i + 1])};
+            store_split(to, p + i, even, odd);
+        }
+    }
+}
+
+void scores(const TiledRows& x, float* out, size_t ld) {
+    const TileSource source{fill_from_f32, 1, sizeof(float), 1};
+    tile_product<2, 2, Tiles>({source, reinterpret_cast<const uint8_t*>(x.rows), nullptr,
+                               x.stride * sizeof(float), x.n, reinterpret_cast<const uint8_t*>(x.x),
+                               x.x_stride * sizeof(float), x.n_x, x.dim, out, ld});
+}
+
+void values(const TiledRows& x, const float* factor, float* out, size_t out_stride) {
+    constexpr int64_t some = 2 * tile_rows;
+    TilePanel<2> panel;
+    TileProducts<Tiles> products;
+    const int64_t padded = tile_padded(x.n);
+    const size_t x_stride = x.x_stride * sizeof(float);
+    for (int64_t c = 0; c < x.dim; c += some) {
+        const int64_t columns = least(x.dim - c, some);
+        for (int64_t j = 0; j < columns; j += lanes) {
+            for (int64_t i = 0; i < padded; i += 2) {
+                const float* const row = x.rows + i * x.stride + c + j;
+                const Vec even = i < x.n ? load(row) : splat(0),
+                          odd = i + 1 < x.n ? load(row + x.stride) : splat(0);
+                store_split({panel.at + j / lanes * panel.column, panel.plane}, i / 2, even, odd);
+            }
+        }
+        for (int64_t t = 0; t < x.n_x; t += some) {
+            alignas(64) float sums[some][some];
+            const int64_t n = least(x.n_x - t, some);
+            products.shape(n, columns);
+            products.add<2, 2>(panel, reinterpret_cast<const uint8_t*>(x.x + t * x.x_stride), x_stride,
+                               tile_packed_bytes<1>(x.n), padded / tile_elements, false, sums[0]);
+            for (int64_t k = 0; k < n; ++k) {
+                for (int64_t j = 0; j < columns; j += lanes) {
+                    float* const at = out + (t + k) * out_stride + c + j;
+                    const Vec added = load(sums[k] + j);
+                    store(at, factor[t + k] == 0 ? added : fma(splat(factor[t + k]), load(at), added));
+                }
+            }
+        }
+    }
+}
+
 }  // namespace
 
 extern const TileKernels tile_kernels;
-const TileKernels tile_kernels = {begin, multiply, end};
+const TileKernels tile_kernels = {begin, multiply, end, pack, scores, values};
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

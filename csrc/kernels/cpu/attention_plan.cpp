@@ -175,17 +175,15 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args, int n_threads) : Attenti
 }
 
 size_t AttentionPlan::max_floats(const AttentionArgs& args, int n_threads) {
-    int queries = 0;
     int64_t rows = 0;
-    for (const AttentionSequence& s : args.sequences) {
-        queries = std::max(queries, s.n_queries);
-        rows = std::max(rows, rows_of(s));
-    }
     AttentionPlan plan(args);
     size_t pairs = 0;
-    for (const int n : {std::min(queries, kFewQueries), queries}) {
-        const JobShape job = plan.shape(args, n, rows);
-        pairs = std::max<size_t>(pairs, job.heads * std::min(job.queries, n));
+    for (const AttentionSequence& s : args.sequences) {
+        rows = std::max(rows, rows_of(s));
+        for (const int n : {std::min(s.n_queries, kFewQueries), s.n_queries}) {
+            const JobShape job = plan.shape(args, s, n);
+            pairs = std::max<size_t>(pairs, job.heads * std::min(job.queries, n));
+        }
     }
     // All jobs together are shares_of() shares. A job of G groups and w > 1 shares is split by rows only into
     // more than G pieces, fewer than w + 1 rounded up to a multiple of G: fewer than 2 w if G is 1; else, as
@@ -198,13 +196,15 @@ size_t AttentionPlan::max_floats(const AttentionArgs& args, int n_threads) {
     return plan.scratch.size * n_threads + (shares == 1 ? 0 : (per_share * shares - 1) * plan.state.size);
 }
 
-/// The shape of jobs of a sequence with n_queries queries and so many rows: all groups in one job or one
-/// each, and the most queries of a job.
-AttentionPlan::JobShape AttentionPlan::shape(const AttentionArgs& args, int n_queries, int64_t rows) const {
+/// The shape of jobs of a sequence with n_queries queries: all groups in one job or one each, and the most
+/// queries of a job.
+AttentionPlan::JobShape AttentionPlan::shape(const AttentionArgs& args, const AttentionSequence& sequence,
+                                             int n_queries) const {
     const bool few = n_queries <= kFewQueries;
     const int groups = few ? n_groups : 1, heads = groups * heads_per_group;
     const int64_t max_queries = std::max<int64_t>(1, kMaxValueFloats / (heads * widest_row(args)));
-    const int64_t pairs = std::clamp(rows / kRowsOfPair, kMinPairs, kMaxPairs);
+    const int64_t behind = sequence.causal ? rows_of(sequence) / kRowsOfPair : kMaxPairs;
+    const int64_t pairs = std::clamp(behind, kMinPairs, kMaxPairs);
     const int64_t queries = few ? n_queries : std::max<int64_t>(1, pairs / heads);
     return {groups, heads, static_cast<int>(std::min(queries, max_queries))};
 }
@@ -213,7 +213,7 @@ AttentionPlan::JobShape AttentionPlan::shape(const AttentionArgs& args, int n_qu
 void AttentionPlan::add_jobs(const AttentionArgs& args, const AttentionSequence& sequence) {
     const int n = sequence.n_queries;
     if (n == 0) return;
-    const auto [groups_of_job, heads, queries] = shape(args, n, rows_of(sequence));
+    const auto [groups_of_job, heads, queries] = shape(args, sequence, n);
     for (int tile = (n + queries - 1) / queries; tile-- > 0;) {
         AttentionJob job{};
         job.sequence = &sequence;

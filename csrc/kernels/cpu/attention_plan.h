@@ -117,7 +117,7 @@ struct AttentionPlan {
     struct Layout;
 
     explicit AttentionPlan(const AttentionArgs& args);
-    JobShape shape(const AttentionArgs& args, int n_queries, int64_t rows) const;
+    JobShape shape(const AttentionArgs& args, const AttentionSequence& sequence, int n_queries) const;
     void add_jobs(const AttentionArgs& args, const AttentionSequence& sequence);
     void split(int n_threads);
     void repack_into(const AttentionArgs& args, size_t pairs, size_t parts);

@@ -17,6 +17,7 @@ namespace {
 constexpr int kFewPairs = 8, kFewPairsTile = 32;
 // With so many queries scores() transposes a tile once for all of them, so that rows are read once too.
 constexpr int kManyPairs = 16;
+constexpr int kTiledPairs = 128;  // jobs of so many use TileKernels
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 }  // namespace
@@ -47,6 +48,16 @@ void AttentionRun::merge(const AttentionJob& job, int head, int thread) const {
     finish(job, workspace_ + job.states, head, scratch(thread) + plan_.scratch.weights);
 }
 
+/// Whether TileKernels multiply a job. Its queries and softmax weights are then packed where the floats were.
+bool AttentionRun::by_tiles(const AttentionJob& job) const {
+    if (!isa_.tiles || job.n_queries <= kFewQueries || args_.scores.size() != 1) return false;
+    if (job.n_queries * plan_.heads_per_group < kTiledPairs || plan_.tile % kPackedMultiple != 0)
+        return false;
+    const int dim = args_.scores[0].dim;
+    return dim % kPackedMultiple == 0 && dim <= kMaxPacked &&
+           std::ranges::all_of(args_.values, [](const ValueTerm& term) { return term.dim % 16 == 0; });
+}
+
 void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
     const int first_head = job.first_group * plan_.heads_per_group;
     const int first_query = job.sequence->query + job.first_query;
@@ -54,7 +65,7 @@ void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
         const ScoreTerm& term = args_.scores[t];
         const int64_t head_columns = term.q.cols / args_.n_heads;
         float* to = scratch + plan_.scratch.q[t];
-        const bool packs = plan_.packs_queries && job.n_queries <= kFewQueries;
+        const bool packs = plan_.packs_queries && job.n_queries <= kFewQueries, tiled = by_tiles(job);
         const int64_t packed_bytes = packed_query_bytes(term.dim);
         std::byte* packed = reinterpret_cast<std::byte*>(scratch + plan_.scratch.packed_q);
         for (int head = 0; head < job.n_groups * plan_.heads_per_group; ++head) {
@@ -62,6 +73,7 @@ void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
                 const float* from = term.q.f32(first_query + query) + (first_head + head) * head_columns;
                 std::memcpy(to, from, term.dim * sizeof(float));
                 if (packs) isa_.pack_query(to, term.dim, std::exchange(packed, packed + packed_bytes));
+                if (tiled) isa_.tiles->pack(to, term.dim, args_.scale);
             }
         }
     }
@@ -111,22 +123,41 @@ void AttentionRun::compute_tile(const Group& group, const Tile& tile) const {
     const size_t ld = plan_.tile;
     for (size_t t = 0; t < args_.scores.size(); ++t) compute_scores(group, tile, t, scores, ld);
     softmax_tile(group, tile);
+    if (by_tiles(group.job))
+        for (int pair = 0; pair < group.n_pairs; ++pair) isa_.tiles->pack(scores + pair * ld, tile.n, 1);
     for (size_t t = 0; t < args_.values.size(); ++t)
         add_values(group, tile, t, scores, ld, group.scratch + plan_.scratch.factor);
+}
+
+/// Packed rows x and the columns of a head in rows of F32, for TileKernels.
+TiledRows AttentionRun::tiled_rows(const float* x, size_t x_stride, int n_x, const RowView& rows, int head,
+                                   int n, int64_t dim) {
+    return {x,
+            static_cast<int64_t>(x_stride),
+            n_x,
+            reinterpret_cast<const float*>(rows.column(head * dim)),
+            static_cast<int64_t>(rows.stride / sizeof(float)),
+            n,
+            dim};
 }
 
 /// Adds one term's values of a tile to the sums of a group, after multiplying these by `factor`.
 void AttentionRun::add_values(const Group& group, const Tile& tile, size_t t, const float* weights, size_t ld,
                               const float* factor) const {
     const ValueTerm& term = args_.values[t];
-    const RowView rows = read(group, term, tile, false, false);
+    const bool tiled = by_tiles(group.job);
+    const RowView rows = read(group, term, tile, tiled, false);
     const int heads = term.n_heads / plan_.n_groups, share = group.n_pairs / heads;
     const size_t stride = row_stride(term.dim);
     float* sums = group.state + plan_.state.values[t] + group.first_pair * stride;
-    for (int head = 0; head < heads; ++head) {
-        isa_.values(weights + head * share * ld, ld, share, factor + head * share, rows.type(),
-                    rows.column(head * term.dim), rows.stride, tile.n, term.dim, sums + head * share * stride,
-                    stride);
+    for (int head = 0; head < heads; ++head, weights += share * ld, factor += share, sums += share * stride) {
+        if (tiled) {
+            const TiledRows packed = tiled_rows(weights, ld, share, rows, head, tile.n, term.dim);
+            isa_.tiles->values(packed, factor, sums, stride);
+            continue;
+        }
+        isa_.values(weights, ld, share, factor, rows.type(), rows.column(head * term.dim), rows.stride,
+                    tile.n, term.dim, sums, stride);
     }
 }
 
@@ -136,11 +167,15 @@ void AttentionRun::compute_scores(const Group& group, const Tile& tile, size_t t
     const ScoreTerm& term = args_.scores[t];
     const RowView rows = read_for_scores(group, term, tile);
     const int heads = term.n_heads / plan_.n_groups, share = group.n_pairs / heads;
+    const bool tiled = by_tiles(group.job);
     const float* q = group.scratch + plan_.scratch.q[t] + int64_t(group.first_pair) * term.dim;
-    for (int head = 0; head < heads; ++head) {
-        isa_.scores(q + int64_t(head) * share * term.dim, term.dim, share, rows.type(),
-                    rows.column(head * term.dim), rows.stride, tile.n, term.dim, args_.scale, t > 0,
-                    scores + head * share * ld, ld);
+    for (int head = 0; head < heads; ++head, q += int64_t(share) * term.dim, scores += share * ld) {
+        if (tiled) {
+            isa_.tiles->scores(tiled_rows(q, term.dim, share, rows, head, tile.n, term.dim), scores, ld);
+            continue;
+        }
+        isa_.scores(q, term.dim, share, rows.type(), rows.column(head * term.dim), rows.stride, tile.n,
+                    term.dim, args_.scale, t > 0, scores, ld);
     }
 }
 
@@ -221,7 +256,7 @@ float AttentionRun::factor_of(const Group& group, const ScoreTerm& term, const T
 AttentionRun::RowView AttentionRun::read_for_scores(const Group& group, const ScoreTerm& term,
                                                     const Tile& tile) const {
     const int heads = term.n_heads / plan_.n_groups, width = heads * term.dim;
-    const bool changes = term.row_scale || term.bias || term.rope;
+    const bool changes = term.row_scale || term.bias || term.rope || by_tiles(group.job);
     const RowView rows = read(group, term, tile, changes, heads == 1 && group.n_pairs >= kManyPairs);
     float* row = group.scratch + plan_.scratch.rows;
     for (int i = 0; i < tile.n; ++i, row += row_stride(width)) {

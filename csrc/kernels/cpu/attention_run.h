@@ -49,6 +49,9 @@ class AttentionRun {
     };
 
     float* scratch(int thread) const { return workspace_ + thread * plan_.scratch.size; }
+    bool by_tiles(const AttentionJob& job) const;
+    static TiledRows tiled_rows(const float* x, size_t x_stride, int n_x, const RowView& rows, int head,
+                                int n, int64_t dim);
     void pack_queries(const AttentionJob& job, float* scratch) const;
     void compute_span(const AttentionJob& job, bool fresh, Span span, int thread, float* state) const;
     void compute_tiles(const AttentionJob& job, bool fresh, Span span, float* scratch, float* state) const;

@@ -142,12 +142,32 @@ struct TileOperands {
     int64_t steps;
     bool accumulate;
 };
-/// Integer products by tiles: sums [tile of a][tile of b][row of a][column of b]. begin() comes before them
-/// and end() after them, on the same thread.
+/// Rows of floats and packed x that meet them; strides in floats.
+struct TiledRows {
+    const float* x;
+    int64_t x_stride, n_x;
+    const float* rows;
+    int64_t stride, n, dim;
+};
+inline constexpr int64_t kMaxPacked = 512, kPackedMultiple = 32;
+/// Products by tiles.
 struct TileKernels {
+    // Of integers: sums [tile of a][tile of b][row of a][column of b]. begin() comes before them and end()
+    // after them, on the same thread.
+
     void (*begin)();
     void (*multiply)(const TileOperands& operands, int32_t* sums);
     void (*end)();
+
+    // Attention of many queries, every number split into two bf16.
+
+    /// Packs n <= kMaxPacked floats times a factor, in place: they take the next kPackedMultiple.
+    void (*pack)(float* x, int64_t n, float factor);
+    /// out[t * ld + i] = x[t] . rows[i]
+    void (*scores)(const TiledRows& x, float* out, size_t ld);
+    /// out[t] = factor[t] * out[t] + sum of x[t][i] * rows[i]; dim is a multiple of 16. Where factor is 0,
+    /// out may be uninitialised.
+    void (*values)(const TiledRows& x, const float* factor, float* out, size_t out_stride);
 };
 
 /// out[pairs[pair]] = factor[pair] * itself + sum of p[pair][i] * row i over the rows [first, first + n) +

@@ -85,7 +85,7 @@ static void keep_busy(int64_t rounds, const Load& read, const Dot& dot_of, float
     memcpy(out, operands, sizeof(Sum));
 }
 
-static int64_t busy_floats(int64_t rounds, float* out) {
+[[maybe_unused]] static int64_t busy_floats(int64_t rounds, float* out) {
     const auto read = [] { return load(reinterpret_cast<const float*>(operands)); };
     keep_busy<Vec, 12>(rounds, read, [](Vec s, Vec w, Vec x) { return fma(w, x, s); }, out);
     return rounds * 12 * lanes;

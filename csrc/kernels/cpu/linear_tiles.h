@@ -45,7 +45,7 @@ static size_t tile_packed_bytes(int64_t k) {
 }
 
 template <int planes>
-static void tile_pack(const float* x, int64_t k, void* out) {
+void tile_pack(const float* x, int64_t k, void* out) {
     uint8_t* const to = static_cast<uint8_t*>(out);
     const int64_t plane = tile_padded(k) * 2;
     for (int64_t i = 0; i < tile_padded(k); i += lanes) {
@@ -104,22 +104,26 @@ static void fill_from_codes(const RowsAt& from, int64_t n, TileColumn to) {
     }
 }
 
-static void fill_from_f16(const RowsAt& from, int64_t n, TileColumn to) {
+/// Splits two elements of 16 rows, those of pair p, into two bf16 each.
+static inline void store_split(TileColumn to, int64_t p, Vec even, Vec odd) {
+    const __m512i first = bf16_pairs(even, odd);
+    store_words(to.pair(p), first);
+    store_words(to.pair(p) + to.plane,
+                bf16_pairs(residual_of_even(even, first), residual_of_odd(odd, first)));
+}
+
+[[maybe_unused]] static void fill_from_f16(const RowsAt& from, int64_t n, TileColumn to) {
     for (int64_t p = 0; p < n / 2; p += 8) {
         Words pairs[8];
         load_words(from, static_cast<int>(4 * p), pairs);
 #pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) {
-            const Vec even = half_of(pairs[i], 0), odd = half_of(pairs[i], 1);
-            const __m512i first = bf16_pairs(even, odd);
-            store_words(to.pair(p + i), first);
-            store_words(to.pair(p + i) + to.plane,
-                        bf16_pairs(residual_of_even(even, first), residual_of_odd(odd, first)));
+            store_split(to, p + i, half_of(pairs[i], 0), half_of(pairs[i], 1));
         }
     }
 }
 
-static void fill_from_bf16(const RowsAt& from, int64_t n, TileColumn to) {
+[[maybe_unused]] static void fill_from_bf16(const RowsAt& from, int64_t n, TileColumn to) {
     for (int64_t p = 0; p < n / 2; p += 8) {
         Words pairs[8];
         load_words(from, static_cast<int>(4 * p), pairs);
@@ -160,7 +164,7 @@ struct TilePanel {
   private:
     static void fill_part(const TileSource& source, const RowsAt& from, int64_t n_rows, int64_t n,
                           TileColumn to) {
-        constexpr size_t stride = 2 * elements + 64;  // of F16, the widest type
+        constexpr size_t stride = 4 * elements + 64;  // of F32, the widest type
         alignas(64) uint8_t copy[tile_rows * stride] = {};
         for (int64_t r = 0; r < n_rows; ++r)
             memcpy(copy + r * stride, from(static_cast<int>(r)), static_cast<size_t>(source.bytes(n)));
@@ -308,8 +312,8 @@ struct TileWork {
 
 /// A panel from element `first` on times a block of tokens, while the next panel is prefetched.
 template <int planes, int x_planes, class Tiles>
-static void tile_panel_product(const TilePanel<planes>& panel, TileProducts<Tiles>* products,
-                               const TileWork& work, int64_t first, float (*sums)[TileSums::columns]) {
+void tile_panel_product(const TilePanel<planes>& panel, TileProducts<Tiles>* products, const TileWork& work,
+                        int64_t first, float (*sums)[TileSums::columns]) {
     constexpr int64_t at_once = 2 * tile_rows;
     const int64_t n = least(work.k - first, panel.elements);
     for (int64_t t = 0; t < work.n_tokens; t += at_once) {
@@ -327,7 +331,7 @@ static void tile_panel_product(const TilePanel<planes>& panel, TileProducts<Tile
 }
 
 template <int planes, int x_planes, class Tiles>
-static void tile_product(const TileWork& all) {
+void tile_product(const TileWork& all) {
     using Panel = TilePanel<planes>;
     Panel panel;
     TileSums sums;
