@@ -121,13 +121,12 @@ def test_absorbed_rows_are_multiplied_as_by_vectors(call, loud, one_scale, isa):
 
 
 @each_isa
-@pytest.mark.parametrize("dtype", ["f32", "f16", "q8"])
-@pytest.mark.parametrize("cap", [0.0, 3.0])
 @pytest.mark.parametrize(
-    ("call", "columns"),
+    ("call", "columns", "dtype", "cap"),
     [
-        (Call(1, 1, 32, 2100, 130), 48), (Call(2, 1, 64, 2087, 66), 64), (Call(1, 1, 96, 2100, 300, window=700), 16),
-        (Call(1, 1, 32, 4200, 258), 80),
+        (Call(1, 1, 32, 2100, 130), 48, "f32", 0.0), (Call(1, 1, 32, 2100, 130), 48, "q8", 3.0),
+        (Call(2, 1, 64, 2087, 66), 64, "f16", 0.0), (Call(1, 1, 96, 2100, 300, window=700), 16, "f16", 3.0),
+        (Call(1, 1, 32, 4200, 258), 80, "f32", 0.0),
     ],
 )  # fmt: skip
 def test_many_queries_meet_rows_as_two_bf16(call, columns, cap, dtype, isa):
