@@ -7,10 +7,11 @@
 
 namespace slimrt::cpu::SLIMRT_ISA {
 
-static thread_local struct {
+struct TileState {
     TileShapes shapes;
     alignas(64) uint8_t tiles[8][tile_rows * tile_bytes];
-} state;
+};
+inline constinit thread_local TileState state = {};  // one for all units, as there is one processor
 
 struct Tiles {
     static void shape(const TileShapes& shapes) {
