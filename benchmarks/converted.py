@@ -52,13 +52,16 @@ class Cache:
 
 def tensors(shape: models.Shape, cache: Cache) -> Layout:
     width, d, rank = shape.kv_width, shape.d_model, cache.rank
+    floats = ("f32", "f16", "bf16")
+    residual = Type.F32 if cache.type in floats or cache.residual_type in floats else Type.F16
+    residual_of_x = residual if cache.residual_type == "q4" else Type.F32
     latent = min(4, shape.n_kv_heads) * d // shape.n_heads
     of_layer: dict[str, Layout] = {
         "k": {"attn_kv.weight": (Type.F32, width, width)},
         "k+r": {
-            "attn_kr_x.weight": (Type.F32, rank, d),
-            "attn_kr_k.weight": (Type.F32, rank, width),
-            "attn_kr_out.weight": (Type.F32, width, rank),
+            "attn_kr_x.weight": (residual_of_x, rank, d),
+            "attn_kr_k.weight": (residual, rank, width),
+            "attn_kr_out.weight": (residual, width, rank),
         },
         "lowrank": {
             "attn_v_latent.weight": (Type.F32, width, latent),
@@ -66,7 +69,7 @@ def tensors(shape: models.Shape, cache: Cache) -> Layout:
         },
     }
     layer = of_layer.get(cache.mode, {})
-    if cache.mode == "k+r" and cache.type in ("f32", "f16", "bf16"):
+    if cache.mode == "k+r" and cache.type in floats:
         layer["attn_kr_v.weight"] = (Type.F32, width, width)
     elif cache.mode == "k+r":  # halved, a scale a row; and what makes the row's channels alike
         layer["attn_kr_v.weight"] = (Type.F16, width, width)

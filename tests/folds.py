@@ -98,6 +98,30 @@ def fold_lowrank(model: Reference, i: int, heads: int) -> Tensors:
     return {f"blk.{i}.{name}": np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
 
 
+def as_converted(tensors: Tensors, dtype: str, residual: str) -> Tensors:
+    """The tensors of k+r and xr in the types that conversions usually choose, W' of k+r with its scales."""
+    plain = ("f32", "f16", "bf16")
+    coarse = dtype not in plain
+    known = coarse and residual not in plain
+    halved = {
+        "attn_kr_k": known,
+        "attn_kr_out": known,
+        "attn_kr_x": known and residual in ("q4", "q3", "q2"),
+        "attn_xr_in": dtype != "f32",
+        "attn_xr_k": dtype != "f32",
+        "attn_xr_v": dtype != "f32",
+    }
+    made: Tensors = {}
+    for name, tensor in tensors.items():
+        layer, part = name.removesuffix(".weight").rsplit(".", 1)
+        if part == "attn_kr_v" and coarse:
+            scale = np.abs(tensor).max(axis=1)
+            made |= {f"{layer}.attn_kr_v.scale": scale, name: (tensor / scale[:, None]).astype(np.float16)}
+        else:
+            made[name] = tensor.astype(np.float16) if halved.get(part) else tensor
+    return made
+
+
 def usual_heads(n_kv_heads: int) -> int:
     """The most KV heads, up to four, that make whole groups."""
     return next(heads for heads in (4, 3, 2, 1) if n_kv_heads % heads == 0)

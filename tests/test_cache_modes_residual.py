@@ -16,7 +16,7 @@ import pytest
 
 import slimrt
 from conftest import GOLDEN, ISAS, decode, open_engine, relative, rms
-from folds import fold_all, fold_kr
+from folds import as_converted, fold_all, fold_kr
 from gguf_shapes import Shape, write_random
 from pairwise import pairwise
 from reference import Reference
@@ -159,6 +159,16 @@ def test_prompt_then_steps(name, mode, rank, residual, dtype, convert):
     )
 
 
+@pytest.mark.parametrize("dtype", ["q8", "q4", "fp8_e4m3"])
+@pytest.mark.parametrize(("name", "residual"), [("llama_mha", "q4"), ("olmo2", "q8")])
+def test_tensors_in_the_types_of_conversions(name, residual, dtype, convert):
+    path = convert(GOLDEN / name)
+    made = as_converted(folds(path, "k+r", dtype, 8), dtype, residual)
+    types, model = (dtype, residual), Reference(path, folds=made)
+    wanted = tuple(model.logits_cached(IDS, N_PREFILL, "k+r", t) for t in (types, "f32", None))
+    check(decode(engine_of(path, "k+r", dtype, 8, residual, derived=made), IDS, N_PREFILL), wanted, *types)
+
+
 @pytest.mark.parametrize("residual", ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4"])
 @pytest.mark.parametrize("dtype", ["f16", "q8"])
 @pytest.mark.parametrize("name", ["llama_mha", "llama_gqa_tied"])
@@ -267,7 +277,8 @@ def test_bytes_per_token(name, mode, rank, residual, convert):
                 "fp8_e5m2": width, **few}[dtype]  # fmt: skip
 
     for dtype in TYPES:
-        engine = engine_of(path, mode, dtype, rank, residual)
+        made = as_converted(folds(path, mode, dtype, rank), dtype, residual)
+        engine = engine_of(path, mode, dtype, rank, residual, derived=made)
         heads = model.w.n_kv_heads if mode == "k+r" and dtype in ("q4", "q3", "q2") else 1
         row = size(dtype, width, heads) + (size(residual, rank) if rank else 0) + normed
         for layer in engine.info()["layers"]:

@@ -181,6 +181,40 @@ def test_ranks_are_slices_of_one_fold():
     assert fold.smallest_rank("q8", errors[-1] / 2) is None
 
 
+@pytest.mark.parametrize("rank", [D // 4, D])
+@pytest.mark.parametrize("cond", [1e2, 1e4])
+def test_a_residual_in_float16_is_fitted_to_its_own_rounding(cond, rank):
+    sample = sample_of(cond)
+    fold, windows = Conditioned(sample, "q8", half=True, max_rank=rank), held_out(sample)
+    reader = fold.reader(rank, "q4")
+    residual = {name: tensor for name, tensor in reader.tensors.items() if name in fold.residual_tensors}
+    assert len(residual) == 3 and {tensor.dtype for tensor in residual.values()} == {np.dtype(np.float16)}
+    assert all(fold.residual_tensors[name].dtype == np.float32 for name in residual)
+
+    def error_with(tensors: dict[str, np.ndarray]) -> float:
+        reader.tensors = fold.tensors | tensors
+        return measured(reader, windows).value
+
+    exact, stored = error_with(fold.residual_tensors), error_with(residual)
+    rounded = error_with({name: tensor.astype(np.float16) for name, tensor in fold.residual_tensors.items()})
+    assert stored**2 - exact**2 < 0.01 * exact**2
+    assert rounded**2 - exact**2 > 10 * abs(stored**2 - exact**2)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "residual", "kinds"),
+    [
+        ("q8", "q4", ("float16",) * 3),
+        ("q8", "f32", ("float32",) * 3),  # a residual that is not coarse
+        ("f16", "q4", ("float32",) * 3),  # nor rows
+    ],
+)
+def test_only_coarse_residuals_are_in_float16(type_name, residual, kinds):
+    fold = Conditioned(sample_of(), type_name, half=True, max_rank=D)
+    tensors = fold.reader(D, residual).tensors
+    assert tuple(tensors[f"attn_kr_{part}.weight"].dtype.name for part in ("x", "k", "out")) == kinds
+
+
 def test_the_filter_beats_the_inverse():
     """What it is for: 8-bit rows of an ill-conditioned K."""
     sample = sample_of(1e4)

@@ -14,7 +14,7 @@ import pytest
 
 import slimrt
 from conftest import GOLDEN, derived
-from folds import fold_all
+from folds import as_converted, fold_all
 from gguf_shapes import Shape, write_random, write_sparse
 from reference import Reference
 from slimrt import _core, core
@@ -206,7 +206,8 @@ def test_plan_equals_allocation(name, mode, options, convert):
     path = convert(GOLDEN / name)
     plan = _core.plan(str(path), cache=mode, **options)
     rank = max([options.get("rank", 0)] if isinstance(options.get("rank", 0), int) else options["rank"])
-    made = derived(path, mode, options.get("cache_type_k", "f16"), rank)
+    dtype, residual = options.get("cache_type_k", "f16"), options.get("residual_type", "f16")
+    made = as_converted(derived(path, mode, dtype, rank), dtype, residual)
     engine = _core.Engine(str(path), cache=mode, derived=made, **options)
     memory = engine.memory()
     assert set(memory) == {"weights", "derived", "cache", "scratch", "total", "mapped", "cache_bytes_per_token"}

@@ -111,7 +111,7 @@ class PyEngine {
 
   public:
     PyEngine(const FileOrPath& from, nb::kwargs args) {
-        std::vector<Array<const float>> keep;
+        std::vector<std::any> keep;
         nb::object derived = nb::none();
         if (args.contains("derived")) {
             derived = args["derived"];

@@ -164,17 +164,24 @@ void put_info(nb::dict& d, const EngineInfo& info) {
     put_encoder(d, info);
 }
 
-ExtraTensors read_extra(const nb::handle& derived, std::vector<Array<const float>>& keep) {
+ExtraTensors read_extra(const nb::handle& derived, std::vector<std::any>& keep) {
+    using AnyType = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
     ExtraTensors extra;
     if (derived.is_none()) return extra;
-    for (const auto& [key, value] : nb::cast<nb::dict>(derived)) {
-        const auto array = nb::cast<Array<const float>>(value);
+    const auto tensor_of = [&](const auto& array, DType type) {
         const size_t n = array.ndim();
         if (n != 1 && n != 2) fail(ErrorCode::argument, "derived tensors must have one or two dimensions");
-        keep.push_back(array);
-        extra[nb::cast<std::string>(key)] =
-            Tensor(const_cast<float*>(array.data()), DType::F32, n == 1 ? 1 : int64_t(array.shape(0)),
-                   int64_t(array.shape(n - 1)));
+        keep.emplace_back(array);
+        return Tensor(const_cast<void*>(static_cast<const void*>(array.data())), type,
+                      n == 1 ? 1 : int64_t(array.shape(0)), int64_t(array.shape(n - 1)));
+    };
+    constexpr nb::dlpack::dtype half{uint8_t(nb::dlpack::dtype_code::Float), 16, 1};
+    for (const auto& [key, value] : nb::cast<nb::dict>(derived)) {
+        AnyType stored;
+        const bool halved = nb::try_cast(value, stored) && stored.dtype() == half && stored.ndim() == 2;
+        extra[nb::cast<std::string>(key)] = halved
+                                                ? tensor_of(stored, DType::F16)
+                                                : tensor_of(nb::cast<Array<const float>>(value), DType::F32);
     }
     return extra;
 }

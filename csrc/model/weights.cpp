@@ -108,13 +108,13 @@ class Loader final : public TensorSource {
 
     /// A folded tensor from the file or the caller; none where it is optional and missing.
     Tensor load_fold(int layer, const Fold& fold) {
-        const auto& [suffix, rows, cols, required, planned, scale] = fold;
+        const auto& [suffix, rows, cols, required, planned, scale, type] = fold;
         const std::string name = block_prefix(c_, layer) + suffix;
         if (tensors_.has(name))
             return rows == 1 ? vector(name, cols, Presence::required) : matrix(name, rows, cols);
         const Tensor* const given = given_fold(name, fold);
         if (!given && !required && !(planned && backend_->dry())) return {};
-        const Tensor out = memory_.own(DType::F32, rows, cols, MemoryKind::derived, name);
+        const Tensor out = memory_.own(given ? given->dtype : type, rows, cols, MemoryKind::derived, name);
         if (given) backend_->upload(out, given->data, out.bytes());
         return out;
     }
@@ -126,7 +126,7 @@ class Loader final : public TensorSource {
         const Tensor* const values =
             stored ? tensors_.find(name, Presence::required) : given_fold(name, fold);
         if (stored) tensors_.require_shape(name, *values, fold.rows, fold.cols);
-        if (stored && values->dtype != DType::F32) return matrix(name, fold.rows, fold.cols);
+        if (values && values->dtype != DType::F32) return load_fold(layer, fold);
         const Tensor held = memory_.halved(name, fold.rows, fold.cols, values, scale);
         if (!stored) return held;
         if (!backend_->dry()) file_.let_go(*values);

@@ -316,12 +316,18 @@ class KResidual final : public K {
     std::vector<Fold> folds(const AttnConfig& c) const override {
         const int wide = c.kv_width(), slim = c.computed_width();
         const bool residual = c.rank > 0;
-        return {{kWkv, slim, wide},
-                {kWkvScale, 1, slim, false, false},
+        const DType weight = is_float(c.type_k) ? DType::F32 : DType::F16;  // as conversions choose
+        const DType known = is_float(c.type_r) ? DType::F32 : weight,
+                    x = has_groups(c.type_r) ? known : DType::F32;
+        const auto matrix = [](const char* suffix, int64_t rows, int64_t cols, bool needed, DType type) {
+            return Fold{suffix, rows, cols, needed, needed, nullptr, type};
+        };
+        return {matrix(kWkv, slim, wide, true, weight),
+                {kWkvScale, 1, slim, false, weight == DType::F16},
                 row_scale_fold(c, kRowScale, slim),
-                {kResidualX, c.rank, c.d_model, residual, residual},
-                {kResidualK, c.rank, wide, residual, residual},
-                {kResidualV, slim, c.rank, residual, residual}};
+                matrix(kResidualX, c.rank, c.d_model, residual, x),
+                matrix(kResidualK, c.rank, wide, residual, known),
+                matrix(kResidualV, slim, c.rank, residual, known)};
     }
 
     std::unique_ptr<Prepared> prepare(Backend& backend, const PrepareInput& in) const override {

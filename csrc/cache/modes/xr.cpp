@@ -52,9 +52,10 @@ class Xr final : public AbsorbingMode {
     }
 
     std::vector<Fold> folds(const AttnConfig& c) const override {
-        return {{kIn, c.d_model, c.d_model},
-                {kK, c.kv_width(), c.d_model},
-                {kV, c.kv_width(), c.d_model},
+        const DType type = c.type_k == DType::F32 ? DType::F32 : DType::F16;  // as conversions choose
+        return {{.suffix = kIn, .rows = c.d_model, .cols = c.d_model, .type = type},
+                {.suffix = kK, .rows = c.kv_width(), .cols = c.d_model, .type = type},
+                {.suffix = kV, .rows = c.kv_width(), .cols = c.d_model, .type = type},
                 row_scale_fold(c, kScale, c.d_model)};
     }
     std::vector<Unread> unread(const AttnConfig&) const override {

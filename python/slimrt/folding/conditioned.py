@@ -16,6 +16,9 @@ from slimrt.folding.slim import SlimRow
 from slimrt.folding.wiener import error_covariance, half_rows, leading, wiener
 from slimrt.folding.window import KeyNoise, Window
 
+# Float16 tensors of the residual may add this much to the noise variance that rounding the residual causes.
+_HALVED = 0.01
+
 
 class Conditioned:
     """The conditioned fold of a layer for one element type of K, for every rank up to max_rank.
@@ -29,7 +32,8 @@ class Conditioned:
     Args:
         sample: the layer and its text.
         type_name: element type of K's plane.
-        half: store W' in float16 with one scale per row, if type_name has 8 bits or fewer.
+        half: if type_name has 8 bits or fewer, store W' in float16 with one scale per row, and tensors of the residual
+            in float16 where that adds little noise.
         max_rank: number of directions to prepare.
     """
 
@@ -96,10 +100,52 @@ class Conditioned:
         }
 
     @cached_property
+    def _read_back(self) -> np.ndarray:
+        """The sample's rows as they read back, float32 [n, e]."""
+        return self.row.round(self.rows)
+
+    @cached_property
     def _residuals(self) -> np.ndarray:
         """rho' of the sample's tokens, float32 [n, max rank]."""
-        tensors, read_back = self.residual_tensors, self.row.round(self.rows)
-        return np.asarray(self.sample.x @ tensors["attn_kr_x.weight"].T + read_back @ tensors["attn_kr_k.weight"].T)
+        tensors = self.residual_tensors
+        of_x = self.sample.x @ tensors["attn_kr_x.weight"].T
+        return np.asarray(of_x + self._read_back @ tensors["attn_kr_k.weight"].T)
+
+    def stored_residual(self, rank: int, residual_type: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """`residual_tensors` of a rank as they are stored, and the noise variance in each channel of V that float16
+        adds [slim].
+
+        rho' = x P + k^ R, where the terms of k^ R cancel: rounding R to R^ alone would add up to a third of the
+        noise of a q4 residual. With P + W_K (R - R^) for P, the error R^ - R meets only the noise of k^, not k.
+        """
+        tensors = {
+            name: np.ascontiguousarray(tensor[:, :rank] if name == "attn_kr_out.weight" else tensor[:rank])
+            for name, tensor in self.residual_tensors.items()
+        }
+        added = np.zeros(self.sample.slim)
+        if not self._halved:
+            return tensors, added
+        limit = _HALVED * float(self.residual_noise(rank, residual_type).sum())
+        to_values = (self.basis[:, :rank] * self.sigma[:rank]) ** 2
+        residuals = Plane(rank, 1, residual_type).round(self._residuals[:, :rank])
+        for name, meets, of_values in (
+            ("attn_kr_k.weight", self._read_back - self.rows, to_values),
+            ("attn_kr_x.weight", self.sample.x, to_values),
+            ("attn_kr_out.weight", residuals, None),
+        ):
+            with np.errstate(over="ignore"):
+                half = tensors[name].astype(np.float16)
+            error = half - tensors[name]
+            noises = noise.energy(meets @ error.T)
+            if of_values is not None:
+                noises = of_values @ noises
+            if not noises.sum() <= limit:
+                continue
+            if name == "attn_kr_k.weight":
+                of_k = (self.sample.w_row / self.row.scales) @ error.T
+                tensors["attn_kr_x.weight"] = tensors["attn_kr_x.weight"] - of_k.T.astype(np.float32)
+            tensors[name], added = half, added + noises
+        return tensors, added
 
     def residual_noise(self, rank: int, residual_type: str) -> np.ndarray:
         """Noise variance of the stored residual, times sigma^2: in each direction of V that it corrects [rank]."""
@@ -177,14 +223,11 @@ class KrReader(Reader):
         self.planes = planes(sample.weights.attention, "k+r", fold.type, rank, residual_type, sample.v_heads)
         self.cond = fold.sample.cond  # for comparison only: nothing is inverted
         self.fold, self.rank, self.residual_type = fold, rank, residual_type
-        residual = fold.residual_tensors if rank else {}
-        self.tensors = fold.tensors | {
-            name: np.ascontiguousarray(tensor[:, :rank] if name == "attn_kr_out.weight" else tensor[:rank])
-            for name, tensor in residual.items()
-        }
+        residual, of_half = fold.stored_residual(rank, residual_type) if rank else ({}, np.zeros(1))
+        self.tensors = fold.tensors | residual
         basis = fold.basis[:, :rank]
         of_row, missed = fold.left(rank)
-        computed = of_row + fold.read_noise + basis**2 @ fold.residual_noise(rank, residual_type)
+        computed = of_row + fold.read_noise + basis**2 @ fold.residual_noise(rank, residual_type) + of_half
         self.value_noise = np.concatenate([computed, fold.kept_noise])
         self.value_missed = np.pad(missed, ((0, 0), (0, len(fold.kept_noise))))
 
@@ -201,7 +244,7 @@ class KrReader(Reader):
         if (per_row := self.tensors.get("attn_kr_v.scale")) is not None:
             values = values * per_row
         if self.rank:
-            tensors = self.tensors
+            tensors = {name: tensor.astype(np.float32) for name, tensor in self.tensors.items()}
             residual = window.x @ tensors["attn_kr_x.weight"].T + row @ tensors["attn_kr_k.weight"].T
             plane = self.planes[3 if self.sample.v_heads else 1]
             values = values + plane.round(residual) @ tensors["attn_kr_out.weight"].T
