@@ -19,7 +19,8 @@ import chronos2_models
 import no_cache
 import slimrt
 import v_heads
-from conftest import CUDA_MISSING, GOLDEN, GREEDY, decode, open_engine, product_unit, relative
+from conftest import CUDA_MISSING, GOLDEN, GREEDY, decode, derived, open_engine, product_unit, relative
+from folds import as_converted
 from gguf_shapes import Shape, write_random
 from no_cache import cla, mlkv
 from scored import capped, with_sinks
@@ -469,7 +470,8 @@ def test_a_group_of_series(tmp_path, convert):
 def test_the_plan_is_what_is_allocated(name, mode, convert):
     """To the byte where nothing is supposed of a fold: k+r and xr may have scales of rows or not."""
     path = convert(GOLDEN / name)
-    engine = open_engine(path, mode, "f16", device="cuda", n_ctx=64, n_seqs=2)
+    made = as_converted(derived(path, mode, "f16"), "f16", "f16")
+    engine = open_engine(path, mode, "f16", device="cuda", n_ctx=64, n_seqs=2, derived=made)
     options = {"cache": mode, "cache_type_k": "f16", "cache_type_v": "f16", "n_ctx": 64, "n_seqs": 2}
     if mode == "k+r":
         options |= {"rank": 24, "residual_type": "f16"}

@@ -285,9 +285,11 @@ def test_bytes_are_the_engine_s(name, convert):
 
 def test_folding_at_load_takes_what_it_is_told(tiny):
     made = fold_layers(tiny, "k+r", cache_type="q8", rank=8, residual_type="q8", calibration="none", layers=[1])
-    parts = ("k.weight", "out.weight", "row.scale", "v.weight", "x.weight")
+    parts = ("k.weight", "out.weight", "row.scale", "v.scale", "v.weight", "x.weight")
     assert sorted(made) == [f"blk.1.attn_kr_{part}" for part in parts]
-    assert {tensor.dtype for tensor in made.values()} == {np.dtype(np.float32)}
+    assert {name for name, tensor in made.items() if tensor.dtype == np.float16} == {
+        f"blk.1.attn_kr_{part}.weight" for part in ("k", "out", "v")
+    }  # as a conversion
     with slimrt.Model(tiny, n_ctx=64, cache="k+r:q8:8:q8", calibration="none") as model:
         assert model.generate("the cat", max_tokens=4, ignore_eos=True).usage
     with pytest.raises(ValueError, match="rank must be from 0 to 32"):

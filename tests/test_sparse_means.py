@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conftest import GOLDEN, RANK, ids_of, open_engine, relative
+from conftest import GOLDEN, RANK, derived, ids_of, open_engine, relative
+from folds import as_converted
 from reference import Reference
 from slimrt import _core
 
@@ -117,7 +118,8 @@ def test_they_stand_for_what_is_passed_over(name, mode, convert):
 def test_plan_counts_them(name, mode, sparse, convert):
     """About four bytes for each column of 1024 rows; nothing where all rows are read."""
     path, options = convert(GOLDEN / name), {"n_ctx": 2 * STRETCH + 40, "n_seqs": 2, "n_threads": 1}
-    engine, dense = (open_engine(path, mode, "q8", **options, **more) for more in (sparse, {}))
+    made = as_converted(derived(path, mode, "q8"), "q8", "q8")
+    engine, dense = (open_engine(path, mode, "q8", derived=made, **options, **more) for more in (sparse, {}))
     memory = engine.memory()
     asked = options | sparse | {"cache_type_k": "q8", "cache_type_v": "q8"}
     if mode == "k+r":

@@ -92,8 +92,8 @@ def fold_layers(
             rows, and the inputs for which it is predicted; may raise to refuse it.
 
     Returns:
-        Tensors by name ("blk.N.attn_kv.weight", ...), float32: for "k" W [e_v, e_k] with V = K @ W.T, for "v" W
-        [e_k, e_v] with K = V @ W.T. Folded in float64, one layer in memory at a time.
+        Tensors by name ("blk.N.attn_kv.weight", ...), float32, of k+r and xr partly float16: for "k" W [e_v, e_k] with
+        V = K @ W.T, for "v" W [e_k, e_v] with K = V @ W.T. Folded in float64, one layer in memory at a time.
 
     Raises:
         ValueError: another mode, or a rank wider than V.
@@ -116,7 +116,7 @@ def fold_layers(
         bars.bar(show, len(wanted), "folding", "layer") as update,
     ):
         for done, layer in enumerate(wanted):
-            folded = reader(known.layer(layer)[0], mode, cache_type, rank, residual_type, half=False)
+            folded = reader(known.layer(layer)[0], mode, cache_type, rank, residual_type, half=True)
             if judge is not None:
                 judge(layer, folded.fold_error(), known.inputs)
             made |= {f"{attention.prefix(layer)}{name}": tensor for name, tensor in folded.tensors.items()}
