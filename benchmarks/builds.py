@@ -1,6 +1,7 @@
 """Two builds of slimrt beside each other: what a change costs or gains, interleaved in one run.
 
     python benchmarks/builds.py OLD NEW --tests decode@0 decode@4096 prefill@0 --json out.json
+    python benchmarks/builds.py OLD NEW --cache kv:q8 --tests 8@16384    # steps of 8 tokens, as speculation makes
     python benchmarks/builds.py OLD NEW --weights f16 --measured f16 float_rows rows
     python benchmarks/builds.py OLD NEW --tests "" --whisper whisper-base.gguf --batch 8
 
@@ -35,16 +36,15 @@ def decoder(path: str, test: str, depth: int, cache: str, steps: int, threads: i
 
     mode, _, type = cache.partition(":")
     filled = depth if test == "prefill" else max(depth, 1)
-    engine = _core.Engine(
-        path, n_ctx=filled + PREFILL, n_threads=threads, cache=mode, cache_type_k=type, cache_type_v=type
-    )
+    count, times = (PREFILL, 1) if test == "prefill" else (1 if test == "decode" else int(test), steps)
+    n_ctx = filled + max(PREFILL, count * times)
+    engine = _core.Engine(path, n_ctx=n_ctx, n_threads=threads, cache=mode, cache_type_k=type, cache_type_v=type)
     rng = np.random.default_rng(1)
     sequence = engine.new_sequence()
     if filled:
         engine.append([(sequence, rng.integers(0, 1000, min(filled, BASE), np.int32))])
     if filled > BASE:  # how fast rows are read does not depend on what they hold
         engine.tile(sequence, filled)
-    count, times = (PREFILL, 1) if test == "prefill" else (1, steps)
     tokens = rng.integers(0, 1000, (times, count), np.int32)
 
     def turn() -> float:
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("builds", nargs="*", metavar="OLD NEW")
     parser.add_argument("--shape", choices=sorted(models.SHAPES), default="smollm2-1.7b")
     parser.add_argument("--weights", choices=sorted(models.WEIGHTS), default="q8_0")
-    parser.add_argument("--tests", nargs="*", default=["decode@0"], metavar="decode@N|prefill@N")
+    parser.add_argument("--tests", nargs="*", default=["decode@0"], metavar="decode@N|prefill@N|TOKENS@N")
     parser.add_argument("--caches", nargs="+", default=["kv:f16"], metavar="MODE:TYPE")
     parser.add_argument("--whisper", help="a Whisper GGUF, whose steps are measured too")
     parser.add_argument("--cross", default="e:q8")

@@ -14,6 +14,7 @@ from hypothesis import settings
 import slimrt
 import v_heads
 from conftest import GOLDEN, ISAS, decode, open_engine, relative, rms
+from folds import as_converted
 from reference import Reference
 from reference_modes import CACHE_MODES, norms
 from remembered import remembered
@@ -67,8 +68,8 @@ def folds(path, mode: str, dtype: str | None) -> dict[str, np.ndarray]:
 def engine_of(path, mode: str, dtype: str, **options):
     given = {"residual_type": RESIDUAL} if mode == "k+r" else {}
     return _core.Engine(
-        str(path), cache=mode, cache_type_k=dtype, cache_type_v=dtype, derived=folds(path, mode, dtype),
-        **({"n_ctx": 64} | given | options),
+        str(path), cache=mode, cache_type_k=dtype, cache_type_v=dtype,
+        **({"n_ctx": 64, "derived": folds(path, mode, dtype)} | given | options),
     )  # fmt: skip
 
 
@@ -146,7 +147,8 @@ def test_what_is_planned_is_allocated(name, mode, keeping):
     slim, wide = v_heads.slim(model), v_heads.slim(model) + kept * model.dk
     normed = 4 * norms(model, kept)
     for dtype, size in (("f16", 2), ("q8", 1)):
-        engine = engine_of(path, mode, dtype)
+        made = as_converted(folds(path, mode, dtype), dtype, RESIDUAL)
+        engine = engine_of(path, mode, dtype, derived=made)
         scales = 4 * (dtype == "q8")
         of_k = slim * size + scales * (1 if mode == "k+r" else slim // model.dk)
         row = of_k + 2 * kept * (model.dk * size + scales) + (RANK + 4) * (mode == "k+r") + normed

@@ -105,7 +105,7 @@ BlockAttention AttentionRun::block_at(const AttentionJob& job, bool fresh, int64
 void AttentionRun::copy_biases(const AttentionJob& job, Span span, int64_t position, int group, int n_groups,
                                float* scratch) const {
     constexpr int64_t kRows = AttentionPlan::kBiasRows;
-    static_assert(kFewQueries - 1 <= AttentionPlan::kBiasStride - kRows && kRows % kBlockTokens == 0);
+    static_assert(kBlockPairs - 1 <= AttentionPlan::kBiasStride - kRows && kRows % kBlockTokens == 0);
     if (!args_.relative_bias || (position != span.first && position % kRows != 0)) return;
     const int64_t end = std::min(span.end, (position / kRows + 1) * kRows);
     const int64_t columns = end - position + job.n_queries - 1;

@@ -151,6 +151,9 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args)
       exact(args.corrected && args.values[0].stored.dtype != DType::Q8),
       sums_codes(is_codes(args.values[0]) && !exact),
       absorbed_rows(rows_together(args)) {
+    const DType type = args.scores[0].stored.dtype;
+    const int pairs = packs_queries || is_float(type) ? kBlockPairs : kBlockPairsOfCodes;
+    few_queries = by_block && !by_budget ? std::max(kFewQueries, pairs / heads_per_group) : kFewQueries;
     for (size_t i = 0; i < args.scores.size(); ++i) {
         rotates_query[i] = absorbs && rotates_queries(args.scores[i]);
         by_group[i] = absorbs && !by_block && sums_groups(args.scores[i]);
@@ -180,7 +183,7 @@ size_t AttentionPlan::max_floats(const AttentionArgs& args, int n_threads) {
     size_t pairs = 0;
     for (const AttentionSequence& s : args.sequences) {
         rows = std::max(rows, rows_of(s));
-        for (const int n : {std::min(s.n_queries, kFewQueries), s.n_queries}) {
+        for (const int n : {std::min(s.n_queries, plan.few_queries), s.n_queries}) {
             const JobShape job = plan.shape(args, s, n);
             pairs = std::max<size_t>(pairs, job.heads * std::min(job.queries, n));
         }
@@ -200,12 +203,11 @@ size_t AttentionPlan::max_floats(const AttentionArgs& args, int n_threads) {
 /// queries of a job.
 AttentionPlan::JobShape AttentionPlan::shape(const AttentionArgs& args, const AttentionSequence& sequence,
                                              int n_queries) const {
-    const bool few = n_queries <= kFewQueries;
-    const int groups = few ? n_groups : 1, heads = groups * heads_per_group;
+    const int groups = few(n_queries) ? n_groups : 1, heads = groups * heads_per_group;
     const int64_t max_queries = std::max<int64_t>(1, kMaxValueFloats / (heads * widest_row(args)));
     const int64_t behind = sequence.causal ? rows_of(sequence) / kRowsOfPair : kMaxPairs;
     const int64_t pairs = std::clamp(behind, kMinPairs, kMaxPairs);
-    const int64_t queries = few ? n_queries : std::max<int64_t>(1, pairs / heads);
+    const int64_t queries = few(n_queries) ? n_queries : std::max<int64_t>(1, pairs / heads);
     return {groups, heads, static_cast<int>(std::min(queries, max_queries))};
 }
 

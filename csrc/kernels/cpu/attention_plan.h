@@ -11,7 +11,9 @@
 
 namespace slimrt::cpu {
 
-constexpr int kFewQueries = 4;  // up to so many queries a job may have all heads, and so reads whole rows
+// Up to so many queries a job may have all heads, and so reads whole rows; where heads have rows of their
+// own, up to so many (head, query) pairs of a stored head, or fewer where its rows are codes made floats.
+constexpr int kFewQueries = 4, kBlockPairs = 16, kBlockPairsOfCodes = 8;
 
 /// Positions [first, end).
 struct Span {
@@ -85,6 +87,7 @@ struct AttentionPlan {
     /// by_budget: groups of heads whose scores are in scratch at once, with n_q queries each.
     static int groups_by_budget(int n_q) { return n_q < kRowScorePairs ? kRowScorePairs / n_q : 1; }
     static constexpr int kRowScorePairs = 16;
+    bool few(int n_queries) const { return n_queries <= few_queries; }
     /// Rows whose biases are copied at once, head after head; the additional columns are for further queries.
     static constexpr int kBiasRows = 256, kBiasStride = kBiasRows + 16;
 
@@ -97,6 +100,7 @@ struct AttentionPlan {
     bool by_budget;              // the same with args.sparse_threshold: values of skipped rows are not read
     bool sparse_absorbed;        // values are whole rows, and a budget skips some of them for few queries
     bool absorbs;                // values are whole rows: few queries use absorb_values()
+    int few_queries;             // up to so many queries of a sequence are few
     bool rotates_query[2] = {};  // per score term: absorbs, and uses score_rotated()
     bool by_group[2] = {};       // or: absorbs, and scores are summed over the stored heads of whole rows
     bool exact;                  // absorbs: weighted sums of values in floats

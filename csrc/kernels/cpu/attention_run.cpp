@@ -50,7 +50,7 @@ void AttentionRun::merge(const AttentionJob& job, int head, int thread) const {
 
 /// Whether TileKernels multiply a job. Its queries and softmax weights are then packed where the floats were.
 bool AttentionRun::by_tiles(const AttentionJob& job) const {
-    if (!isa_.tiles || job.n_queries <= kFewQueries || args_.scores.size() != 1) return false;
+    if (!isa_.tiles || plan_.few(job.n_queries) || args_.scores.size() != 1) return false;
     if (job.n_queries * plan_.heads_per_group < kTiledPairs || plan_.tile % kPackedMultiple != 0)
         return false;
     const int dim = args_.scores[0].dim;
@@ -65,7 +65,7 @@ void AttentionRun::pack_queries(const AttentionJob& job, float* scratch) const {
         const ScoreTerm& term = args_.scores[t];
         const int64_t head_columns = term.q.cols / args_.n_heads;
         float* to = scratch + plan_.scratch.q[t];
-        const bool packs = plan_.packs_queries && job.n_queries <= kFewQueries, tiled = by_tiles(job);
+        const bool packs = plan_.packs_queries && plan_.few(job.n_queries), tiled = by_tiles(job);
         const int64_t packed_bytes = packed_query_bytes(term.dim);
         std::byte* packed = reinterpret_cast<std::byte*>(scratch + plan_.scratch.packed_q);
         for (int head = 0; head < job.n_groups * plan_.heads_per_group; ++head) {
@@ -86,7 +86,7 @@ void AttentionRun::compute_span(const AttentionJob& job, bool fresh, Span span, 
     float* const own = scratch(thread);
     const bool absorbs = plan_.absorbs && !fresh, sparse_absorbed = plan_.sparse_absorbed && !fresh;
     const bool by_block = plan_.by_block && !(fresh && args_.scores[0].rope);
-    if (!(by_block || absorbs || sparse_absorbed) || job.n_queries > kFewQueries)
+    if (!(by_block || absorbs || sparse_absorbed) || !plan_.few(job.n_queries))
         return compute_tiles(job, fresh, span, own, state);
     // The window of the last query starts last; causality ends the first query first.
     const int64_t begin = args_.window > 0 ? job.position(job.n_queries - 1) - args_.window + 1 : span.first;
