@@ -1,7 +1,7 @@
 """Two builds of slimrt beside each other: what a change costs or gains, interleaved in one run.
 
     python benchmarks/builds.py OLD NEW --tests decode@0 decode@4096 prefill@0 --json out.json
-    python benchmarks/builds.py OLD NEW --cache kv:q8 --tests 8@16384    # steps of 8 tokens, as speculation makes
+    python benchmarks/builds.py OLD NEW --caches kv:q8 --tests 8@16384    # steps of 8 tokens, as speculation makes
     python benchmarks/builds.py OLD NEW --weights f16 --measured f16 float_rows rows
     python benchmarks/builds.py OLD NEW --tests "" --whisper whisper-base.gguf --batch 8
 
