@@ -222,6 +222,8 @@ class Backend {
 
     /// Whether linear() has kernels for this type as it is stored; other types are dequantised at load.
     virtual bool native(DType dtype) const = 0;
+    /// Whether linear() rounds many rows to 16 bits for weights of 16 bits.
+    virtual bool rounds_rows() const { return false; }
 
     /// out[i] = table[ids[i]]; any readable type to f32. ids: [1, n] I32.
     virtual void gather(Tensor table, Tensor ids, Tensor out) = 0;

@@ -63,8 +63,8 @@ Tensor WeightMemory::repacked(const std::string& name, const Tensor& t, DType dt
     return out;
 }
 
-Tensor WeightMemory::unpacked(const std::string& name, const Tensor& t, DType dtype) {
-    const Tensor out = own(dtype, t.rows, t.cols, MemoryKind::weights, name);
+Tensor WeightMemory::unpacked(const std::string& name, const Tensor& t, DType dtype, MemoryKind kind) {
+    const Tensor out = own(dtype, t.rows, t.cols, kind, name);
     if (backend_->dry()) return out;
     const int64_t step = std::clamp<int64_t>((1 << 20) / t.cols, 1, t.rows);
     std::vector<int32_t> ids(step);

@@ -28,7 +28,7 @@ class WeightMemory {
     Tensor hold(const std::string& name, const Tensor& t, DType dtype);
     Tensor own(DType dtype, int64_t rows, int64_t cols, MemoryKind kind, const std::string& name);
     /// Converted by way of f32, a few rows at a time.
-    Tensor unpacked(const std::string& name, const Tensor& t, DType dtype);
+    Tensor unpacked(const std::string& name, const Tensor& t, DType dtype, MemoryKind = MemoryKind::weights);
 
     /// A matrix [rows, cols] of f32 on the host in f16, each row divided by its largest magnitude, and these
     /// f32 [1, rows]. values: none on a dry backend.

@@ -108,13 +108,17 @@ class Loader final : public TensorSource {
 
     /// A folded tensor from the file or the caller; none where it is optional and missing.
     Tensor load_fold(int layer, const Fold& fold) {
-        const auto& [suffix, rows, cols, required, planned, scale, type] = fold;
+        const auto& [suffix, rows, cols, required, planned, scale, type, exact] = fold;
         const std::string name = block_prefix(c_, layer) + suffix;
+        const bool floats = rows == 1 || (exact && backend_->rounds_rows());
         if (tensors_.has(name))
-            return rows == 1 ? vector(name, cols, Presence::required) : matrix(name, rows, cols);
+            return floats ? vectors(name, rows, cols, Presence::required) : matrix(name, rows, cols);
         const Tensor* const given = given_fold(name, fold);
         if (!given && !required && !(planned && backend_->dry())) return {};
-        const Tensor out = memory_.own(given ? given->dtype : type, rows, cols, MemoryKind::derived, name);
+        if (given && floats && given->dtype != DType::F32)
+            return memory_.unpacked(name, *given, DType::F32, MemoryKind::derived);
+        const DType held = floats ? DType::F32 : given ? given->dtype : type;
+        const Tensor out = memory_.own(held, rows, cols, MemoryKind::derived, name);
         if (given) backend_->upload(out, given->data, out.bytes());
         return out;
     }

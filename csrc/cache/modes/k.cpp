@@ -28,7 +28,7 @@ struct PreparedK : Prepared {
     Tensor bias;  // of K, where it changes the softmax
 
     uint64_t fingerprint(Backend& backend) const override {
-        return fingerprint_of(backend, {row_shrink, residual_x, residual_k});
+        return fingerprint_of(backend, {row_shrink, residual_x});
     }
 };
 
@@ -326,7 +326,7 @@ class KResidual final : public K {
                 {kWkvScale, 1, slim, false, weight == DType::F16},
                 row_scale_fold(c, kRowScale, slim),
                 matrix(kResidualX, c.rank, c.d_model, residual, x),
-                matrix(kResidualK, c.rank, wide, residual, known),
+                {kResidualK, c.rank, wide, residual, residual, nullptr, known, true},  // whose terms cancel
                 matrix(kResidualV, slim, c.rank, residual, known)};
     }
 

@@ -29,6 +29,7 @@ class CudaBackend final : public Backend {
     size_t workspace() const override { return workspace_.bytes; }
     void reserve_workspace(size_t bytes) override;
     bool native(DType dtype) const override { return cuda::native(dtype); }
+    bool rounds_rows() const override { return true; }
 
     void gather(Tensor table, Tensor ids, Tensor out) override;
     void norm(NormKind kind, Tensor x, Tensor weight, Tensor bias, float eps, Tensor out) override;

@@ -133,12 +133,12 @@ class Conditioned:
             ("attn_kr_x.weight", self.sample.x, to_values),
             ("attn_kr_out.weight", residuals, None),
         ):
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):  # past float16 the noise is infinite, or NaN
                 half = tensors[name].astype(np.float16)
-            error = half - tensors[name]
-            noises = noise.energy(meets @ error.T)
-            if of_values is not None:
-                noises = of_values @ noises
+                error = half - tensors[name]
+                noises = noise.energy(meets @ error.T)
+                if of_values is not None:
+                    noises = of_values @ noises
             if not noises.sum() <= limit:
                 continue
             if name == "attn_kr_k.weight":
@@ -244,8 +244,9 @@ class KrReader(Reader):
         if (per_row := self.tensors.get("attn_kr_v.scale")) is not None:
             values = values * per_row
         if self.rank:
-            tensors = {name: tensor.astype(np.float32) for name, tensor in self.tensors.items()}
-            residual = window.x @ tensors["attn_kr_x.weight"].T + row @ tensors["attn_kr_k.weight"].T
+            of_x, of_k, out = (
+                self.tensors[f"attn_kr_{part}.weight"].T.astype(np.float32) for part in ("x", "k", "out")
+            )
             plane = self.planes[3 if self.sample.v_heads else 1]
-            values = values + plane.round(residual) @ tensors["attn_kr_out.weight"].T
+            values = values + plane.round(window.x @ of_x + row @ of_k) @ out
         return self.fold.row.keys(window, row), self.fold.row.values(values, row)
