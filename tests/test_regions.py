@@ -87,7 +87,8 @@ def test_a_prompt_is_exact(n_batch, convert):
 def test_nothing_ages_while_it_is_recent(convert):
     path, ids = convert(GOLDEN / "llama_mha"), ids_of(3, RECENT + BLOCK - 1)
     kv, kivi = (open_engine(path, mode, dtype, n_ctx=N_CTX) for mode, dtype in (("kv", "f16"), ("kivi", "q4")))
-    assert relative(decode(kivi, ids, 10), decode(kv, ids, 10)) < SAME
+    n_prompt = 20  # so many that kv, too, computes them tile by tile: else some rows round to another f16
+    assert relative(decode(kivi, ids, n_prompt), decode(kv, ids, n_prompt)) < SAME
 
 
 def test_beside_layers_whose_rows_stay(convert):
