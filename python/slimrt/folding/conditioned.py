@@ -111,12 +111,14 @@ class Conditioned:
         of_x = self.sample.x @ tensors["attn_kr_x.weight"].T
         return np.asarray(of_x + self._read_back @ tensors["attn_kr_k.weight"].T)
 
-    def stored_residual(self, rank: int, residual_type: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def stored_residual(
+        self, rank: int, residual_type: str, rounding: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """`residual_tensors` of a rank as they are stored, and the noise variance in each channel of V that float16
-        adds [slim].
+        adds [slim]. rounding: their residual_noise [rank], beside which it must be small.
 
-        rho' = x P + k^ R, where the terms of k^ R cancel: rounding R to R^ alone would add up to a third of the
-        noise of a q4 residual. With P + W_K (R - R^) for P, the error R^ - R meets only the noise of k^, not k.
+        rho' = x P + k^ R, where the terms of k^ R cancel: rounding R to R^ alone may add a good part of the
+        residual's noise. With P + W_K (R - R^) for P, the error R^ - R meets only the noise of k^, not k.
         """
         tensors = {
             name: np.ascontiguousarray(tensor[:, :rank] if name == "attn_kr_out.weight" else tensor[:rank])
@@ -125,7 +127,7 @@ class Conditioned:
         added = np.zeros(self.sample.slim)
         if not self._halved:
             return tensors, added
-        limit = _HALVED * float(self.residual_noise(rank, residual_type).sum())
+        limit = _HALVED * float(rounding.sum())
         to_values = (self.basis[:, :rank] * self.sigma[:rank]) ** 2
         residuals = Plane(rank, 1, residual_type).round(self._residuals[:, :rank])
         for name, meets, of_values in (
@@ -223,11 +225,12 @@ class KrReader(Reader):
         self.planes = planes(sample.weights.attention, "k+r", fold.type, rank, residual_type, sample.v_heads)
         self.cond = fold.sample.cond  # for comparison only: nothing is inverted
         self.fold, self.rank, self.residual_type = fold, rank, residual_type
-        residual, of_half = fold.stored_residual(rank, residual_type) if rank else ({}, np.zeros(1))
+        rounding = fold.residual_noise(rank, residual_type)
+        residual, of_half = fold.stored_residual(rank, residual_type, rounding) if rank else ({}, np.zeros(1))
         self.tensors = fold.tensors | residual
         basis = fold.basis[:, :rank]
         of_row, missed = fold.left(rank)
-        computed = of_row + fold.read_noise + basis**2 @ fold.residual_noise(rank, residual_type) + of_half
+        computed = of_row + fold.read_noise + basis**2 @ rounding + of_half
         self.value_noise = np.concatenate([computed, fold.kept_noise])
         self.value_missed = np.pad(missed, ((0, 0), (0, len(fold.kept_noise))))
 
