@@ -91,10 +91,22 @@ CASES = {
 }
 
 
+def reads_four_bits(isa: str, dim: int) -> bool:
+    """Whether few queries multiply 4-bit rows of this width as integers."""
+    return isa.startswith(("avx512", "amx", "neon")) and dim % 64 == 0
+
+
+def largest_codes(rows: np.ndarray) -> np.ndarray:
+    """Of each element of 4-bit rows, the largest |code - 8| times the scale of its group."""
+    groups = rows.reshape(len(rows), -1, min(32, rows.shape[1]))
+    return np.repeat((groups.max(axis=2) - groups.min(axis=2)) * 8 / 15, groups.shape[2], axis=1)
+
+
 def wanted(case: Case, dtype: str, unit: float = 0.0, isa: str = ""):
     """float64 out and lse, and the float32 error that scores of this size may cause. With q8 rows, also that of a query
     rounded to steps of its largest magnitude / 16256, and of the weights of 32 rows rounded to steps of their largest
-    times its row's scale / 16256 (which adds up to 32 / 2 steps for each of the blocks, whose largest add up to 1).
+    times its row's scale / 16256 (which adds up to 32 / 2 steps for each of the blocks, whose largest add up to 1);
+    with q4 rows the same, of codes minus 8.
     unit: what queries, weights and fresh rows are rounded by on a device. isa: where few queries read rows as
     integers."""
     q, score_rows, value_rows, bias = (a if a is None else a.astype(np.float64) for a in case.data())
@@ -126,10 +138,11 @@ def wanted(case: Case, dtype: str, unit: float = 0.0, isa: str = ""):
         if case.value_heads == 1 and n <= 4:
             stored_heads = case.stored_heads or 1
             weight_error[:, head] += max(absorbed_rounding(isa, dtype, one, value, stored_heads) for one in p)
-        if dtype == "q8":
+        if dtype == "q8" or (dtype == "q4" and reads_four_bits(isa, case.dk)):
             step = np.abs(heads[:, head]).max(axis=1) / 16256
-            error[:, head, 0] += step / 2 * np.abs(key).sum(axis=1).max() / np.sqrt(case.dk)
-            weight_error[:, head] += 32 / 2 / 16256 * np.abs(value).max()
+            key_sizes, value_sizes = (np.abs(x) if dtype == "q8" else largest_codes(x) for x in (key, value))
+            error[:, head, 0] += step / 2 * key_sizes.sum(axis=1).max() / np.sqrt(case.dk)
+            weight_error[:, head] += 32 / 2 / 16256 * value_sizes.max()
     out_error = 4 * error + weight_error
     return out.reshape(n, -1), lse, np.repeat(out_error, case.dv, axis=2).reshape(n, -1), 4 * error[..., 0]
 
@@ -264,12 +277,14 @@ def test_sparse_window(isa):
 @pytest.mark.parametrize("isa", DEVICES)
 @pytest.mark.parametrize("queries", [1, 3])
 @pytest.mark.parametrize("where", ["q", "k", "v"])
-def test_what_is_not_a_number_is_seen_through_q8_rows(where, queries, isa):
-    """In a query, a key or a value: that head's results are NaN, other heads' are not."""
+@pytest.mark.parametrize("dtype", ["q8", "q4"])
+def test_what_is_not_a_number_is_seen_through_integer_rows(dtype, where, queries, isa):
+    """In a query, a key or a value: that head's results are NaN (of values in q4 those of the group), other heads' are
+    not."""
     case = Case(4, 2, 2, 64, 64, 100, queries)
     q, keys, values, _ = case.data()
     {"q": q, "k": keys, "v": values}[where][0, 5] = np.nan  # head 0; of q also the first query
-    out, _, _ = ops.attention(q, keys, values, 4, 2, 2, "q8", queries, 1 / 8, 0, isa)
-    heads = np.isnan(out.reshape(queries, 4, 64)).all(axis=2)
+    out, _, _ = ops.attention(q, keys, values, 4, 2, 2, dtype, queries, 1 / 8, 0, isa)
+    heads = np.isnan(out.reshape(queries, 4, 64)[:, :, : 64 if dtype == "q8" else 32]).all(axis=2)
     assert heads[0, 0] and not np.isnan(out.reshape(queries, 4, 64)[:, 2:]).any()
     assert heads[:, :2].all() or where == "q"

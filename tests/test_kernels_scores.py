@@ -74,13 +74,13 @@ def stored(call: Call, rows: np.ndarray, dtype: str) -> np.ndarray:
 
 def bound(isa: str, dtype: str, high: float, values: np.ndarray, absorbed: bool = False) -> float:
     """Of results: a few float32 roundings of scores up to `high`; with integer products over q8 rows those of queries
-    and weights to 15 bits (2^-14 of the largest each), over rows of fewer bits (on ARM, where channels have scales)
+    and weights to 15 bits (2^-14 of the largest each), over rows of fewer bits (q4; on ARM where channels have scales)
     those of queries; and what a device rounds its factors to. Weights of absorbed q8 rows may have 8 bits: half a step
     of the largest each, at random."""
     integers = 0.0
     if dtype == "q8" and (absorbed or isa not in ("portable", "avx2")):
         integers = 2.0**-11
-    elif dtype in ("q4", "q3", "q2") and isa.startswith("neon"):
+    elif dtype == "q4" and isa.startswith(("avx512", "amx")) or dtype in ("q4", "q3", "q2") and isa.startswith("neon"):
         integers = 2.0**-15
     error = (4e-6 + integers) * (1 + high)
     if absorbed and dtype == "q8":

@@ -1,34 +1,36 @@
 // Attention of few queries over a block of stored rows, head after head: where decoding spends its time.
 // Compiled once per ISA.
-#include "kernels/cpu/attention_int8.h"
+#include "kernels/cpu/attention_int4.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
 constexpr int64_t kPairs = 64;  // (head, query) pairs whose scores are computed before values are read
 
-/// s[m][i] = scale * q[m] . rows[i] of Q queries.
+/// s[m][i] = scale * q[m] . rows[i] of Q queries. next: nullptr if these rows were read before.
 template <int Q, class Rows>
-void score(Queries q, const Rows& rows, int64_t n, float scale, Prefetch& next, float* s) {
+void score(Queries q, const Rows& rows, int64_t n, float scale, Prefetch* next, float* s) {
     constexpr int R = tile / Q;
     const int64_t stride = static_cast<int64_t>(rows.stride);
     // Rows of f32 arrive sooner if several are prefetched at once (Zen 4).
     constexpr bool is_f32 = __is_same(Rows, RowsOf<float>);
-    const bool in_steps = prefetches_in_steps && !is_f32 && Q == 1 && !q.packed && q.dim >= lanes;
-    const int64_t of_step = in_steps ? kStreams * stride / (q.dim / lanes) : 0;
+    const bool integers = has_integer_scores<Rows> && q.packed;
+    int64_t of_step = 0;
+    if (integers && integers_in_steps && q.dim >= kCodes)
+        of_step = kStepRows * stride / (q.dim / kCodes);
+    else if (!integers && prefetches_in_steps && !is_f32 && q.dim >= lanes)
+        of_step = kStreams<Q> * stride / (q.dim / lanes);
     const auto some_rows = [&](const auto& some, int64_t count, float* out, PrefetchSteps ahead) {
         if constexpr (has_integer_scores<Rows>) {
-            if (q.packed) return integer_dots_tile<Q>(q, some, count, scale, out);
+            if (always_packed<Rows> || q.packed)
+                return integer_dots_tile<Q>(q, some, count, scale, out, ahead);
         }
-        dots_tile<Q>(q.floats, q.dim, some, count, q.dim, scale, false, out, kBlockTokens, ahead);
+        if constexpr (!always_packed<Rows>)
+            dots_tile<Q>(q.floats, q.dim, some, count, q.dim, scale, false, out, kBlockTokens, ahead);
     };
     int64_t i = 0;
     for (; i + R <= n; i += R) {
-        PrefetchSteps ahead;
-        if (in_steps)
-            ahead = next.in_steps(R * stride, of_step);
-        else
-            next.advance(R * stride);
+        const PrefetchSteps ahead = next ? next->in_steps(R * stride, of_step) : PrefetchSteps();
         some_rows(rows.at(i, 0), R, s + i, ahead);
     }
     if (i < n) some_rows(rows_from(rows.row(i), rows.stride), n - i, s + i, {});
@@ -46,13 +48,16 @@ void score_head(Queries q, int64_t n_q, const Head<Rows>& head, int64_t n, float
         }
     }
     const auto with = [&](auto kernel, int64_t step) {
-        kernel(q.from(m), head.rows, n, scale, next, s + m * kBlockTokens);
+        kernel(q.from(m), head.rows, n, scale, m == 0 ? &next : nullptr, s + m * kBlockTokens);
         m += step;
     };
-    while (m + 4 <= n_q) with(score<4, Rows>, 4);
-    while (m + 2 <= n_q) with(score<2, Rows>, 2);
+    if constexpr (!(transposes_scores && always_packed<Rows>)) {  // there several queries were transposed
+        while (m + 4 <= n_q) with(score<4, Rows>, 4);
+        while (m + 2 <= n_q) with(score<2, Rows>, 2);
+    }
     if (m < n_q) with(score<1, Rows>, 1);
     if (!head.scales) return;
+    next.advance(kBlockTokens * sizeof(float));
     for (m = 0; m < n_q; ++m) scale_rows(s + m * kBlockTokens, head.scales, n);
 }
 
@@ -82,13 +87,24 @@ void score_channels(const BlockAttention& b, const float* q, int64_t n_q, const 
 
 /// Scores of the queries [pair, pair + n_q) for one head of k.
 void score_pairs(const BlockAttention& b, int64_t head, int64_t pair, int64_t n_q, Prefetch& next, float* s) {
-    with_head(b, b.k, head, b.k.by_channel && reads_codes(b.k), [&]<class Rows>(const Head<Rows>& rows) {
+    const bool by_group = has_group_scores(b), codes = by_group || (b.k.by_channel && reads_codes(b.k));
+    with_head(b, b.k, head, codes, [&]<class Rows>(const Head<Rows>& rows) {
         const Queries q = Queries{b.q, static_cast<const char*>(b.packed_q), b.k.dim}.from(pair);
+        if constexpr (integer_scores && __is_same(Rows, CodeRows<4>))
+            if (by_group)
+                return score_four_bits<RowCodes>(q, n_q, rows.rows, rows.group_scales, b.n, b.scale,
+                                                 static_cast<int64_t>(b.k.head_stride), next, b.rows, s);
         if constexpr (has_channels<Rows>) {
             if (b.rope.first) return score_unrotated_keys(b, q.floats, n_q, rows, next, s);
             if (rows.group_scales) return score_channels(b, q.floats, n_q, rows, next, s);
         }
-        if constexpr (!is_codes<Rows>) score_head(q, n_q, rows, b.n, b.scale, next, s);
+        if constexpr (!is_codes<Rows>) {
+            if (!__is_same(Rows, RowsOf<float>) || DType(b.k.type) == DType::F32)
+                return score_head(q, n_q, rows, b.n, b.scale, next, s);
+            next.advance(static_cast<int64_t>(b.k.head_stride));  // dequantised: smaller than they are now
+            Prefetch none(b, b.k, 0, 0, nullptr);
+            score_head(q, n_q, rows, b.n, b.scale, none, s);
+        }
     });
 }
 
@@ -103,6 +119,16 @@ void score_queries(const BlockAttention& b, int64_t head, int64_t query, int64_t
     }
 }
 
+/// Rows as value_head() takes them: where those of Int8 mostly are summed as integers, one kernel for all
+/// widths.
+template <class Rows>
+auto of_any_width(const Rows& rows) {
+    if constexpr (integer_scores && Rows::is_int8)
+        return rows_from(rows.row(0), rows.stride);
+    else
+        return rows;
+}
+
 /// out = factor * out + weights * rows, a few rows at a time, with prefetches in between.
 template <class Rows>
 void value_head(Product<Rows> x, int64_t dim, Prefetch& next) {
@@ -111,10 +137,7 @@ void value_head(Product<Rows> x, int64_t dim, Prefetch& next) {
     for (int64_t left = x.n; left > 0; left -= kRows) {
         x.n = left < kRows ? left : kRows;
         const int64_t of_row = static_cast<int64_t>(x.rows.stride);
-        if (prefetches_in_steps && x.n_q == 1 && dim >= kMaxVectors * lanes)
-            x.ahead = next.in_steps(x.n * of_row, of_row);
-        else
-            next.advance(x.n * of_row);
+        x.ahead = next.in_steps(x.n * of_row, prefetches_in_steps && dim >= lanes ? of_row : 0);
         x.n_q == 1 ? product<8>(x, 0, dim) : product<tile / 4>(x, 0, dim);
         x.p += kRows;
         x.rows = x.rows.at(kRows, 0);
@@ -142,12 +165,13 @@ void sum_keys(const BlockAttention& b, int64_t head, int64_t query, int64_t n_q,
         float* const out = b.keys + (head * b.n_q + query) * b.keys_stride + i * b.k.dim;
         with_head(b, b.k, head * b.k_heads + i, b.k.by_channel && reads_codes(b.k),
                   [&]<class Rows>(const Head<Rows>& rows) {
-                      const Product<Rows> x = {p,         kBlockTokens, n_q, factors,      1,
-                                               rows.rows, b.n,          out, b.keys_stride};
+                      const auto any = of_any_width(rows.rows);
+                      const Product<decltype(of_any_width(rows.rows))> x = {
+                          p, kBlockTokens, n_q, factors, 1, any, b.n, out, b.keys_stride};
                       if constexpr (has_channels<Rows>)
                           if (rows.group_scales)
                               return sum_channels<Rows>(x, rows.group_scales, b.k.dim, b.rows);
-                      if constexpr (!is_codes<Rows>) value_head<Rows>(x, b.k.dim, none);
+                      if constexpr (!is_codes<Rows>) value_head(x, b.k.dim, none);
                   });
     }
 }
@@ -176,8 +200,10 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
     next = Prefetch(b, b.v, b.n_heads, first, b.k.next);
     for (int64_t head = first; head < end; ++head, s += n_q * kBlockTokens, factor += n_q) {
         with_head(b, b.v, head, reads_codes(b.v), [&]<class Rows>(const Head<Rows>& rows) {
-            if (rows.scales)
+            if (rows.scales) {
+                next.advance(kBlockTokens * sizeof(float));
                 for (int64_t m = 0; m < n_q; ++m) scale_rows(s + m * kBlockTokens, rows.scales, b.n);
+            }
             float* const out = b.values + pair(head) * b.values_stride;
             if constexpr (integer_scores && Rows::is_int8) {
                 alignas(64) Int8 copy[kBlockTokens * kMaxTransposedDim];
@@ -189,12 +215,20 @@ void attend_heads(const BlockAttention& b, int64_t first, int64_t end, int64_t q
                 }
             }
             if constexpr (is_codes<Rows>) {
-                value_codes<Rows>({s, kBlockTokens, n_q, factor, 1, rows.rows, b.n, out, b.values_stride},
-                                  rows.group_scales, b.v.dim, static_cast<int64_t>(b.v.head_stride), next,
-                                  b.rows);
+                const Product<Rows> x = {s,         kBlockTokens, n_q, factor,         1,
+                                         rows.rows, b.n,          out, b.values_stride};
+                const auto bytes = static_cast<int64_t>(b.v.head_stride);
+                if constexpr (integer_scores && __is_same(Rows, CodeRows<4>)) {
+                    const bool whole = b.n == kBlockTokens;
+                    if (whole &&
+                        four_bit_values<RowCodes>(x, rows.group_scales, b.v.dim, bytes, next, b.rows))
+                        return;
+                }
+                value_codes<Rows>(x, rows.group_scales, b.v.dim, bytes, next, b.rows);
             } else {
-                value_head<Rows>({s, kBlockTokens, n_q, factor, 1, rows.rows, b.n, out, b.values_stride},
-                                 b.v.dim, next);
+                const Product<decltype(of_any_width(rows.rows))> x = {
+                    s, kBlockTokens, n_q, factor, 1, of_any_width(rows.rows), b.n, out, b.values_stride};
+                value_head(x, b.v.dim, next);
             }
         });
     }

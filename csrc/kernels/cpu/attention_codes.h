@@ -33,24 +33,25 @@ inline float dot(const float* a, const float* b, int64_t n) {
 }
 
 /// Multiplies a query by the scales of the channels; returns what their minima add to its scores (q . min).
+[[gnu::noinline]] inline float fold_code_channels(const float* q, const ScaleAndMin* scales, int64_t dim,
+                                                  float* folded) {
+    constexpr int64_t kSome = 256;
+    float scale[kSome], min[kSome], offset = 0;
+    for (int64_t c = 0; c < dim; c += kSome) {
+        const int64_t n = dim - c < kSome ? dim - c : kSome;
+        split_scales(scales + c, n, scale, min);
+        for (int64_t i = 0; i < n; ++i) folded[c + i] = q[c + i] * scale[i];
+        offset += dot(q + c, min, n);
+    }
+    return offset;
+}
 template <class Rows>
 float fold_channels(const float* q, const void* scales, int64_t dim, float* folded) {
-    if constexpr (is_codes<Rows>) {
-        constexpr int64_t kSome = 256;
-        const auto* const of = static_cast<const ScaleAndMin*>(scales);
-        float scale[kSome], min[kSome], offset = 0;
-        for (int64_t c = 0; c < dim; c += kSome) {
-            const int64_t n = dim - c < kSome ? dim - c : kSome;
-            split_scales(of + c, n, scale, min);
-            for (int64_t i = 0; i < n; ++i) folded[c + i] = q[c + i] * scale[i];
-            offset += dot(q + c, min, n);
-        }
-        return offset;
-    } else {
-        const float* const scale = static_cast<const float*>(scales);
-        for (int64_t c = 0; c < dim; ++c) folded[c] = q[c] * scale[c];
-        return 0;
-    }
+    if constexpr (is_codes<Rows>)
+        return fold_code_channels(q, static_cast<const ScaleAndMin*>(scales), dim, folded);
+    const float* const scale = static_cast<const float*>(scales);
+    for (int64_t c = 0; c < dim; ++c) folded[c] = q[c] * scale[c];
+    return 0;
 }
 
 /// A query folded with the channels of a block, for keys stored before RoPE. With q rotated back by the first

@@ -36,10 +36,10 @@ class Prefetch {
         at_ += whole;
     }
 
-    /// The same in steps of `step` bytes for the caller to make; what lies in the next region is prefetched
-    /// at once.
+    /// The same in steps of `step` bytes for the caller to make, if it is not 0; what lies in the next region
+    /// is prefetched at once.
     PrefetchSteps in_steps(int64_t bytes, int64_t step) {
-        if (hint_ == Hint::none || at_ + bytes > end_) {
+        if (hint_ == Hint::none || step == 0 || at_ + bytes > end_) {
             advance(bytes);
             return {};
         }
@@ -76,11 +76,10 @@ constexpr bool has_channels<RowsOf<Int8>> = true;
 template <>
 constexpr bool has_channels<RowsOf<E4M3>> = true;
 
-/// Whether heads of 64 and 128 columns have code of their own; portable code is small instead. With 32
-/// registers it gains nothing for FP8 (Zen 4).
+/// Whether heads of 64 and 128 columns have code of their own: of the most usual types alone, since it gains
+/// nothing for others, and portable code is small instead.
 template <class Stored>
-constexpr bool has_widths = lanes * registers > 64 &&
-                            (registers == 16 || sizeof(Stored) > 1 || RowsOf<Stored>::is_int8);
+constexpr bool has_widths = lanes * registers > 64 && (__is_same(Stored, Half) || RowsOf<Stored>::is_int8);
 
 template <class Stored, class Fn>
 void with_width(const BlockRows& rows, const char* data, const float* scales, const Fn& fn) {

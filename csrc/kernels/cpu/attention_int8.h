@@ -24,6 +24,10 @@ struct Queries {
 template <class Rows>
 constexpr bool has_integer_scores = integer_scores && (Rows::is_int8 || (integer_channels && is_codes<Rows>));
 
+/// Rows of Int8 with a scale each, whose queries are packed without exception.
+template <class Rows>
+constexpr bool always_packed = integer_scores && Rows::is_int8 && Rows::packed;
+
 /// Vectors of codes that are loaded at a time: one of Int8, a group of few-bit codes.
 template <class At>
 constexpr int vectors_of = 1;
@@ -39,9 +43,14 @@ void read_codes(CodeAt<bits> row, Codes (&to)[n]) {
     unpack_group(FewBits<bits>(), row.row + row.column / 32 * (4 * bits), to);
 }
 
-/// dots_tile() with integers.
+/// Whether integer products prefetch in steps: with shorter vectors the steps would cost too much.
+constexpr bool integers_in_steps = kCodes == 64;
+/// A step is made for a vector of so many rows.
+constexpr int64_t kStepRows = 2;
+
+/// dots_tile() with integers. ahead: if integers_in_steps.
 template <int Q, class Rows, class Some = Int8>
-void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out) {
+void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out, PrefetchSteps ahead) {
     constexpr int R = tile / Q, half = R / 2, vectors = vectors_of<decltype(rows.row(0))>;
     using Codes = decltype(load_biased(static_cast<const Some*>(nullptr)));
     using Sums = decltype(zero_sums(Codes{}));
@@ -70,6 +79,7 @@ void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out)
             for (int i = 0; i < half; ++i) {
                 Codes codes[vectors];
                 read(rows.row(Rows::packed || first + i < n ? first + i : n - 1) + d, codes);
+                if (integers_in_steps && i % kStepRows == 0) ahead.step();
 #pragma GCC unroll 2
                 for (int k = 0; k < vectors; ++k) {
 #pragma GCC unroll 4
@@ -94,10 +104,22 @@ void integer_dots_tile(Queries q, Rows rows, int64_t n, float scale, float* out)
         }
     }
     float all[tile];
-    for (int i = 0; i < tile; i += lanes) store(all + i, sums(dots + i));
     for (int m = 0; m < Q; ++m) {
-        for (int i = 0; i < R && i < n; ++i)
-            out[m * kBlockTokens + i] = all[m * R + i] * (scale * query[m]->scale);
+        const float factor = scale * query[m]->scale;
+        float* const to = out + m * kBlockTokens;
+        if constexpr (R % lanes == 0) {
+#pragma GCC unroll 4
+            for (int i = 0; i < R; i += lanes) {
+                const Vec some = sums(dots + m * R + i) * splat(factor);
+                if (n >= i + lanes)
+                    store(to + i, some);
+                else if (n > i)
+                    store_part(to + i, some, n - i);
+            }
+        } else {
+            if (m * R % lanes == 0) store(all + m * R, sums(dots + m * R));
+            for (int i = 0; i < R && i < n; ++i) to[i] = all[m * R + i] * factor;
+        }
     }
 }
 
@@ -132,8 +154,10 @@ void transposed_scores(Queries q, const Codes* codes, float scale, Prefetch* nex
         lows[m] = splat_sums(Codes{}, query[m]->total);
     }
     for (int64_t d = 0; d < q.dim; d += 64) {
-        if (next) next->advance(64 * kTransposedRows);
+        PrefetchSteps ahead;
+        if (next) ahead = next->in_steps(64 * kTransposedRows, integers_in_steps ? 64 : 0);
         for (int64_t k = d / 4; k < d / 4 + 16; ++k) {
+            if constexpr (integers_in_steps) ahead.step();
 #pragma GCC unroll 8
             for (int m = 0; m < Q; ++m) {
                 highs[m] = add_products(highs[m], codes[k], splat_quad(Codes{}, high[m] + 4 * k));
@@ -212,7 +236,7 @@ inline bool split_weights(const float* p, int64_t n, QuantisedWeights* digits) {
 /// four rows.
 template <int Q, class Rows, class Codes>
 void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const QuantisedWeights* digits,
-                     const Codes (*quads)[4]) {
+                     const Codes (*quads)[4], PrefetchSteps ahead) {
     using Sums = decltype(zero_sums(Codes{}));
     Sums highs[Q][4], lows[Q][4];
 #pragma GCC unroll 2
@@ -223,6 +247,7 @@ void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const Qu
     int64_t n = kBlockTokens / 4;
     if constexpr (lanes < 16) asm("" : "+r"(n));  // keeps the loop rolled: unrolled it would spill registers
     for (int64_t t = 0; t < n; ++t) {
+        if constexpr (integers_in_steps && Q == 1) ahead.step();
 #pragma GCC unroll 2
         for (int k = 0; k < Q; ++k) {
             const Codes high = splat_quad(Codes{}, digits[k].high + 4 * t);
@@ -259,14 +284,17 @@ bool integer_values(const Product<Rows>& x, int64_t dim, Prefetch& next) {
     for (int64_t column = 0; column < dim; column += kCodes) {
         Codes quads[kBlockTokens / 4][4];
         auto rows = x.rows.at(0, column);
+        // Of one query half of them here, half beside the products.
+        const bool halves = integers_in_steps && x.n_q == 1;
+        PrefetchSteps ahead = next.in_steps(kCodes * kBlockTokens, halves ? 2 * kCodes : 4 * kCodes);
         for (auto& quad : quads) {
+            ahead.step();
             transpose_rows(rows, quad);
             rows = rows.at(4, 0);
         }
         int64_t m = 0;
         const auto with = [&](auto kernel, int64_t step) {
-            next.advance(kCodes * kBlockTokens * step / x.n_q);
-            kernel(x, m, column, digits + m, quads);
+            kernel(x, m, column, digits + m, quads, halves ? ahead : PrefetchSteps());
             m += step;
         };
         while (m + 2 <= x.n_q) with(integer_columns<2, Rows, Codes>, 2);

@@ -49,6 +49,13 @@ bool by_head(const Term& term) {
            term.stored.block_tokens == kBlockTokens;
 }
 
+/// Whether queries are packed for these rows.
+bool packs_for(const ScoreTerm& term) {
+    const Rows& rows = term.stored;
+    return rows.scale_tokens == 0 &&
+           (rows.dtype == DType::Q8 || (rows.dtype == DType::Q4 && packs_four_bits(term.dim)));
+}
+
 /// Whether rows of a block can be rotated as they are read: codes with a scale for each channel.
 bool rotates_by_block(const ScoreTerm& term) {
     constexpr int kWhole = 32;  // columns: whole vectors of RoPE pairs, and whole groups of codes
@@ -140,8 +147,7 @@ struct AttentionPlan::Layout {
 AttentionPlan::AttentionPlan(const AttentionArgs& args)
     : n_groups(common_groups(args)),
       heads_per_group(args.n_heads / n_groups),
-      packs_queries(fits_blocks(args, n_groups) && args.scores[0].stored.dtype == DType::Q8 &&
-                    args.scores[0].stored.scale_tokens == 0),
+      packs_queries(fits_blocks(args, n_groups) && packs_for(args.scores[0])),
       finishes_scores(args.score_cap > 0 || args.relative_bias),
       by_block(fits_blocks(args, n_groups)),
       by_budget(by_block && args.sparse_threshold > 0 && args.scores[0].n_heads == n_groups),
@@ -152,7 +158,8 @@ AttentionPlan::AttentionPlan(const AttentionArgs& args)
       sums_codes(is_codes(args.values[0]) && !exact),
       absorbed_rows(rows_together(args)) {
     const DType type = args.scores[0].stored.dtype;
-    const int pairs = packs_queries || is_float(type) ? kBlockPairs : kBlockPairsOfCodes;
+    const bool as_stored = is_float(type) || (packs_queries && type == DType::Q8);
+    const int pairs = as_stored ? kBlockPairs : kBlockPairsOfCodes;
     few_queries = by_block && !by_budget ? std::max(kFewQueries, pairs / heads_per_group) : kFewQueries;
     for (size_t i = 0; i < args.scores.size(); ++i) {
         rotates_query[i] = absorbs && rotates_queries(args.scores[i]);

@@ -40,12 +40,15 @@ inline RowsOf<Stored> rows_from(const Stored* row, size_t stride) {
     return {row, stride};
 }
 
-/// Whether products of one query prefetch in steps; portable code is small instead.
+/// Whether products prefetch in steps; portable code is small instead.
 constexpr bool prefetches_in_steps = lanes * registers > 64;
 
-/// Rows that one query is multiplied with side by side: hardware prefetchers follow few streams at once, but
+/// Rows that Q queries are multiplied with side by side. Hardware prefetchers follow few streams at once, but
 /// fewer accumulators would not hide the latency of fma (with less than 512 bits CPUs start two in a cycle).
-constexpr int kStreams = lanes == 16 ? 4 : 8;
+template <int Q>
+constexpr int kStreams = Q > 1         ? tile / Q
+                         : lanes == 16 ? 4
+                                       : 8;
 
 /// acc[m * R + i] = query m times row i, lane by lane (no horizontal sum yet).
 template <int Q, int R, class Row>
@@ -68,18 +71,18 @@ template <int Q, int R, class Row>
     const int64_t whole = dim / lanes * lanes;
     if (whole < dim) step(whole, [left = dim - whole](auto p) { return load_part(p, left); });
     for (int64_t d = 0; d < whole; d += lanes) {
-        if constexpr (prefetches_in_steps && Q == 1) ahead.step();
+        if constexpr (prefetches_in_steps) ahead.step();
         step(d, [](auto p) { return load(p); });
     }
 }
 
 /// out[m * ld + i] (+)= scale * q[m] . row i, of Q queries and up to R rows. Rows past the last repeat it and
-/// are not written (PackedRows always have R). ahead: of one query, a step for each vector of kStreams rows.
+/// are not written (PackedRows always have R). ahead: a step for each vector of kStreams rows.
 template <int Q, class Rows>
 [[gnu::noinline]] void dots_tile(const float* q, size_t q_stride, Rows rows, int64_t n, int64_t dim,
                                  float scale, bool accumulate, float* out, size_t ld,
                                  PrefetchSteps ahead = {}) {
-    constexpr int R = tile / Q, streams = Q == 1 ? kStreams : R;
+    constexpr int R = tile / Q, streams = kStreams<Q>;
     Vec acc[tile];
 #pragma GCC unroll 1
     for (int first = 0; first < R; first += streams) {
@@ -135,7 +138,7 @@ struct Product {
     int64_t n;
     float* out;
     size_t out_stride;
-    PrefetchSteps ahead = {};  // for one query and rows of kMaxVectors or more vectors: a step for each row
+    PrefetchSteps ahead = {};  // a step for each row, if rows are at least a vector
 };
 
 constexpr int kMaxVectors = 8;  // vectors of a row at a time
@@ -155,9 +158,9 @@ inline void product_tile(const Product<Rows>& x, int64_t m, int64_t column, int6
             acc[k][j] = factor == 0 ? splat(0) : splat(factor) * read(out + k * x.out_stride + j * lanes);
         }
     }
-    PrefetchSteps ahead = column == 0 ? x.ahead : PrefetchSteps();
+    PrefetchSteps ahead = column == 0 && m == 0 ? x.ahead : PrefetchSteps();
     for (int64_t i = 0; i < x.n; ++i) {
-        if constexpr (prefetches_in_steps && Q == 1 && V == kMaxVectors) ahead.step();
+        if constexpr (prefetches_in_steps && !Part && V >= 4) ahead.step();
         const auto from = x.rows.row(i) + column;
         Vec row[V];
         if constexpr (loads_groups && !Part) {

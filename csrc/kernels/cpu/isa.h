@@ -42,9 +42,9 @@ struct BlockRows {
     bool by_channel = false;
 };
 
-/// A query for integer dot products with rows of Q8: q = scale * (128 high + low), quantised to about 15 bits
-/// (less for rows so wide that sums would overflow), so that its error is negligible beside that of the rows.
-/// The digits follow the struct: high, then low, int8, packed_digits(dim) bytes each.
+/// A query for integer dot products with rows of Q8 or Q4: q = scale * (128 high + low), quantised to about
+/// 15 bits (less for rows so wide that sums would overflow), so that its error is negligible beside that of
+/// the rows. The digits follow the struct: high, then low, int8, packed_digits(dim) bytes each.
 struct PackedQuery {
     float scale;
     int32_t total, unused[14];  // the sum of start
@@ -54,6 +54,10 @@ inline constexpr int64_t packed_digits(int64_t dim) { return (dim + 63) / 64 * 6
 inline constexpr int64_t packed_query_bytes(int64_t dim) {
     return static_cast<int64_t>(sizeof(PackedQuery)) + 2 * packed_digits(dim);
 }
+
+/// Whether it meets rows of Q4 of this width, in groups of 32 columns.
+inline constexpr int64_t kMaxFourBitGroups = 64;
+inline constexpr bool packs_four_bits(int64_t dim) { return dim % 64 == 0 && dim / 32 <= kMaxFourBitGroups; }
 
 /// Rotations for keys that are stored before RoPE. first: (cos, sin) pairs of the first row of the block;
 /// rotations [kBlockTokens][cos, sin][n_rot / 2]: of each row relative to the first. n_rot is a multiple of
@@ -69,7 +73,7 @@ struct BlockRope {
 /// a block. A head of v has k_heads heads of k, each for n_q / k_heads of its queries. q
 /// [head][query][k.dim]; max, sum [head][query] and values [head][query][values_stride] are updated; values
 /// are only read where sum is not 0. rows: scratch of kBlockTokens * rows_stride floats. packed_q
-/// [head][query]: by pack_query(), for k of Q8.
+/// [head][query]: by pack_query(), for k of Q8, or of Q4 where packs_four_bits(k.dim).
 struct BlockAttention {
     BlockRows k, v;
     BlockRope rope;  // if k is by_channel

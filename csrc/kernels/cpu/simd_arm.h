@@ -152,6 +152,8 @@ static inline void unpack_group(FewBits<4>, const uint8_t* p, RowCodes (&to)[2])
     to[0].v = vreinterpretq_s8_u8(bytes & uint8_t{15});
     to[1].v = vreinterpretq_s8_u8(bytes >> uint8_t{4});
 }
+/// The scale of a group, as the sums of its products have it.
+static inline Vec group_scales(RowCodes, const float* scale) { return {vld1q_dup_f32(scale)}; }
 static inline RowCodes load_biased_part(const Int8* p, int64_t n) {
     RowCodes codes = {vdupq_n_s8(0)};
     memcpy(&codes.v, p, static_cast<size_t>(n < 16 ? n : 16));
@@ -204,6 +206,7 @@ static inline void split_digits(const float* x, float factor, int8_t* high, int8
         vst1q_s8(low + i, vuzp1q_s8(vreinterpretq_s8_s16(lowers[0]), vreinterpretq_s8_s16(lowers[1])));
     }
 }
+static inline RowSums operator-(RowSums a, RowSums b) { return {vsubq_s32(a.v, b.v)}; }
 /// 128 a + b
 static inline Vec join_digits(RowSums a, RowSums b) {
     return {vfmaq_n_f32(vcvtq_f32_s32(b.v), vcvtq_f32_s32(a.v), 128)};

@@ -128,6 +128,19 @@ static inline void transpose_rows(const FourBitRows& rows, RowCodes* to) {
     to[0].v = _mm512_sub_epi8(_mm512_and_si512(all, low), eight);
     to[1].v = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(all, 4), low), eight);
 }
+/// 64 4-bit codes, which are two groups.
+static inline void unpack_group(FewBits<4>, const uint8_t* p, RowCodes (&to)[1]) {
+    const __m512i twice = _mm512_permutexvar_epi64(
+        _mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3),
+        _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+    const __m512i codes = _mm512_srlv_epi64(twice, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4));
+    to[0].v = _mm512_and_si512(codes, _mm512_set1_epi8(15));
+}
+/// The scales of these groups, as the sums of their products have them.
+static inline Vec group_scales(RowCodes, const float* scales) {
+    return {_mm512_mask_broadcastss_ps(_mm512_set1_ps(scales[0]), 0xff00, _mm_load_ss(scales + 1))};
+}
+static inline RowSums operator-(RowSums a, RowSums b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 /// 128 a + b
 static inline Vec join_digits(RowSums a, RowSums b) {
     return {_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(a.v, 7), b.v))};
