@@ -19,7 +19,7 @@ from slimrt import core
 from slimrt.errors import WontFitError
 from slimrt.plumbing.files import cache_directory, written_beside
 
-_FORMAT = 5  # of the file; raise it when kernels prefetch differently, so that older measurements are repeated
+_FORMAT = 6  # of the file; raise it when kernels prefetch differently, so that older measurements are repeated
 _SECONDS, _SECONDS_OF_ALL = 0.2, 0.6  # time to tune one kind at most, and all kinds of a load together
 _ENVIRONMENT = "SLIMRT_ACCESS"
 _ROWS = ("float_rows", "rows")  # kinds that are cache rows, not weights
