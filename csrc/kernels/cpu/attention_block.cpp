@@ -18,7 +18,7 @@ void score(Queries q, const Rows& rows, int64_t n, float scale, Prefetch* next, 
     int64_t of_step = 0;
     if (integers && integers_in_steps && q.dim >= kCodes)
         of_step = kStepRows * stride / (q.dim / kCodes);
-    else if (!integers && prefetches_in_steps && !is_f32 && q.dim >= lanes)
+    else if (!integers && prefetches_in_steps<Q> && !is_f32 && q.dim >= lanes)
         of_step = kStreams<Q> * stride / (q.dim / lanes);
     const auto some_rows = [&](const auto& some, int64_t count, float* out, PrefetchSteps ahead) {
         if constexpr (has_integer_scores<Rows>) {
@@ -137,7 +137,8 @@ void value_head(Product<Rows> x, int64_t dim, Prefetch& next) {
     for (int64_t left = x.n; left > 0; left -= kRows) {
         x.n = left < kRows ? left : kRows;
         const int64_t of_row = static_cast<int64_t>(x.rows.stride);
-        x.ahead = next.in_steps(x.n * of_row, prefetches_in_steps && dim >= lanes ? of_row : 0);
+        const bool in_steps = x.n_q == 1 ? prefetches_in_steps<1> : prefetches_in_steps<2>;
+        x.ahead = next.in_steps(x.n * of_row, in_steps && dim >= kStepVectors * lanes ? of_row : 0);
         x.n_q == 1 ? product<8>(x, 0, dim) : product<tile / 4>(x, 0, dim);
         x.p += kRows;
         x.rows = x.rows.at(kRows, 0);

@@ -40,8 +40,10 @@ inline RowsOf<Stored> rows_from(const Stored* row, size_t stride) {
     return {row, stride};
 }
 
-/// Whether products prefetch in steps; portable code is small instead.
-constexpr bool prefetches_in_steps = lanes * registers > 64;
+/// Whether products of Q queries prefetch in steps; portable code is small instead. Of several queries only
+/// with vectors of 16 floats: elsewhere the arithmetic takes longer than memory.
+template <int Q>
+constexpr bool prefetches_in_steps = lanes * registers > 64 && (Q == 1 || lanes == 16);
 
 /// Rows that Q queries are multiplied with side by side. Hardware prefetchers follow few streams at once, but
 /// fewer accumulators would not hide the latency of fma (with less than 512 bits CPUs start two in a cycle).
@@ -71,7 +73,7 @@ template <int Q, int R, class Row>
     const int64_t whole = dim / lanes * lanes;
     if (whole < dim) step(whole, [left = dim - whole](auto p) { return load_part(p, left); });
     for (int64_t d = 0; d < whole; d += lanes) {
-        if constexpr (prefetches_in_steps) ahead.step();
+        if constexpr (prefetches_in_steps<Q>) ahead.step();
         step(d, [](auto p) { return load(p); });
     }
 }
@@ -138,10 +140,11 @@ struct Product {
     int64_t n;
     float* out;
     size_t out_stride;
-    PrefetchSteps ahead = {};  // a step for each row, if rows are at least a vector
+    PrefetchSteps ahead = {};  // a step for each row, if rows are at least kStepVectors
 };
 
-constexpr int kMaxVectors = 8;  // vectors of a row at a time
+constexpr int kMaxVectors = 8;   // vectors of a row at a time
+constexpr int kStepVectors = 4;  // from so many on with steps of prefetching
 
 /// Q queries from m on times V vectors of columns; if Part, one vector with `left` elements.
 template <int Q, int V, bool Part, class Rows>
@@ -160,7 +163,7 @@ inline void product_tile(const Product<Rows>& x, int64_t m, int64_t column, int6
     }
     PrefetchSteps ahead = column == 0 && m == 0 ? x.ahead : PrefetchSteps();
     for (int64_t i = 0; i < x.n; ++i) {
-        if constexpr (prefetches_in_steps && !Part && V >= 4) ahead.step();
+        if constexpr (prefetches_in_steps<Q> && V >= kStepVectors) ahead.step();
         const auto from = x.rows.row(i) + column;
         Vec row[V];
         if constexpr (loads_groups && !Part) {
