@@ -28,6 +28,7 @@ using cpu::Access;
 using cpu::Hint;
 
 constexpr double kWorthwhile = 1.05;
+constexpr size_t kPage = 4096;
 constexpr int64_t kCols = 4096;                             // of a matrix; of others twice as many
 constexpr int kHeads = 8, kCodesDim = 128, kFloatDim = 96;  // of cached rows; of floats between usual widths
 
@@ -288,25 +289,35 @@ double huge_page_gain(std::span<const std::byte> bytes, int n_threads) {
     const size_t parts = std::min(bytes.size(), sizes.all) / sizes.turn;
     if (parts < 4) return 1;  // all of it stays in the caches
     cpu::CpuBackend backend(cpu::choose_isa(""), n_threads, false);
-    const std::byte* const from = bytes.data();
+    // From everywhere: the kernel may hold some parts of a file in larger pages than others.
+    const auto from = [&](size_t part) { return bytes.data() + bytes.size() / parts * part / kPage * kPage; };
     const Buffer copy = backend.alloc(MemoryKind::scratch, parts * sizes.turn, "memory to measure with");
-    std::memcpy(copy.data.get(), from, copy.bytes);
+    for (size_t part = 0; part < parts; ++part)
+        std::memcpy(copy.data.get() + part * sizes.turn, from(part), sizes.turn);
     // Measured with products, since a prefetch is dropped where the page is not in the TLB.
     const auto rows = int64_t(sizes.turn / row_bytes(DType::Q8_0, kCols));
     std::vector<float> x(kCols), out(static_cast<size_t>(rows));
-    const auto time = [&](const std::byte* memory, size_t part) {
-        const Tensor weight(const_cast<std::byte*>(memory) + part * sizes.turn, DType::Q8_0, rows, kCols);
+    const auto time = [&](const std::byte* memory) {
+        const Tensor weight(const_cast<std::byte*>(memory), DType::Q8_0, rows, kCols);
         const int64_t start = cpu_time();
         static_cast<Backend&>(backend).linear(Tensor(x.data(), DType::F32, 1, kCols), weight, {},
                                               Tensor(out.data(), DType::F32, 1, rows));
         return cpu_time_since(start);
     };
-    std::vector<double> ratios;
+    std::vector<std::vector<double>> there(parts), here(parts);
     for (size_t i = 0; i < std::max<size_t>(7 * parts, 16); ++i) {
-        const double there = time(from, i % parts), here = time(copy.data.get(), i % parts);
-        if (i >= parts) ratios.push_back(there / here);  // the first time its pages are mapped
+        const size_t part = i % parts;
+        const double a = time(from(part)), b = time(copy.data.get() + part * sizes.turn);
+        if (i < parts) continue;  // the first time its pages are mapped
+        there[part].push_back(a);
+        here[part].push_back(b);
     }
-    return median(ratios);
+    double all_there = 0, all_here = 0;
+    for (size_t part = 0; part < parts; ++part) {
+        all_there += median(there[part]);
+        all_here += median(here[part]);
+    }
+    return all_there / all_here;
 }
 
 Tuned tune(const std::string& kind, const std::string& isa, int n_threads, double seconds) {

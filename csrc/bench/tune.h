@@ -23,8 +23,9 @@ struct Tuned {
 /// faster in three turns of four. isa "": the best. Throws Error{argument, wont_fit}.
 Tuned tune(const std::string& kind, const std::string& isa, int n_threads, double seconds);
 
-/// How many times as long products with some of these bytes take where they are as in huge pages: CPU time,
-/// the median of turns. 1 where there are too few to tell. Throws Error{wont_fit}.
+/// How many times as long products with some of these bytes, from everywhere, take where they are as in huge
+/// pages: CPU time, the median of turns of each part. 1 where there are too few to tell. Throws
+/// Error{wont_fit}.
 double huge_page_gain(std::span<const std::byte> bytes, int n_threads);
 
 }  // namespace slimrt::bench
