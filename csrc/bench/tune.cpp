@@ -241,8 +241,8 @@ std::unique_ptr<Trial> trial_of(const std::string& kind, const std::string& isa,
 }
 
 /// The usual one first, and once: against itself it would win by chance. Of rows no distance is a multiple of
-/// 4096, since the lines of a head of floats would meet in the same places of a first-level cache: on a Xeon
-/// one core then read 12 instead of 15 GB/s (f16, heads of 64).
+/// 4096, since the lines of a head of floats would meet in the same places of a first-level cache (seen on a
+/// Xeon with heads of 64 in f16).
 std::vector<Access> candidates(Access usual, bool streams, bool rows) {
     std::vector<Access> all;
     for (const bool several : {false, true}) {

@@ -138,60 +138,19 @@ void score_four_bits(Queries q, int64_t n_q, const CodeRows<4>& rows, const void
     for (m = 0; m < n_q; ++m) add_middles(q.from(m), of, scale, s + m * kBlockTokens);
 }
 
-/// Softmax weights times the scales of a group, and what its middles add.
-struct GroupDigits {
-    QuantisedWeights weights;
-    float lowest;
-
-    /// Returns false if one is not finite.
-    bool split(const float* p, const GroupScales& of, int64_t group) {
-        float products[kBlockTokens];
-        Vec sums = splat(0);
-        for (int64_t i = 0; i < kBlockTokens; i += lanes) {
-            const int64_t at = group * kBlockTokens + i;
-            store(products + i, load(p + i) * load(of.scales + at));
-            sums = fma(load(p + i), load(of.middles + at), sums);
-        }
-        lowest = sum(sums);
-        return split_weights(products, kBlockTokens, &weights);
+/// Quantises softmax weights times the scales of a group; lowest: what its middles add. Returns false if a
+/// product is not finite.
+inline bool split_products(const float* p, const GroupScales& of, int64_t group, QuantisedWeights* digits) {
+    float products[kBlockTokens];
+    Vec sums = splat(0);
+    for (int64_t i = 0; i < kBlockTokens; i += lanes) {
+        const int64_t at = group * kBlockTokens + i;
+        store(products + i, load(p + i) * load(of.scales + at));
+        sums = fma(load(p + i), load(of.middles + at), sums);
     }
-};
-
-/// out[m] = factor * out[m] + the weights of Q queries times vectors of columns of a group.
-template <int Q, int vectors, class Codes>
-void add_group(const Product<CodeRows<4>>& x, int64_t m, const GroupDigits* const (&digits)[Q],
-               const Codes (*quads)[absorbed_vectors], int64_t column, PrefetchSteps ahead) {
-    decltype(zero_sums(Codes{})) highs[Q][vectors], lows[Q][vectors];
-#pragma GCC unroll 2
-    for (int k = 0; k < Q; ++k) {
-#pragma GCC unroll 4
-        for (int j = 0; j < vectors; ++j) highs[k][j] = lows[k][j] = zero_sums(Codes{});
-    }
-    for (int64_t t = 0; t < kBlockTokens / 4; ++t) {
-        ahead.step();
-#pragma GCC unroll 2
-        for (int k = 0; k < Q; ++k) {
-            const Codes high = splat_quad(Codes{}, digits[k]->weights.high + 4 * t);
-            const Codes low = splat_quad(Codes{}, digits[k]->weights.low + 4 * t);
-#pragma GCC unroll 4
-            for (int j = 0; j < vectors; ++j) {
-                highs[k][j] = add_products(highs[k][j], high, quads[t][j]);
-                lows[k][j] = add_products(lows[k][j], low, quads[t][j]);
-            }
-        }
-    }
-#pragma GCC unroll 2
-    for (int k = 0; k < Q; ++k) {
-        const float factor = x.factor[(m + k) * x.factor_step];
-        float* const out = x.out + (m + k) * x.out_stride + column;
-#pragma GCC unroll 4
-        for (int j = 0; j < vectors; ++j) {
-            const Vec added = fma(join_digits(highs[k][j], lows[k][j]), splat(digits[k]->weights.unit),
-                                  splat(digits[k]->lowest));
-            float* const to = out + j * lanes;
-            store(to, factor == 0 ? added : fma(splat(factor), load(to), added));
-        }
-    }
+    if (!split_weights(products, kBlockTokens, digits)) return false;
+    digits->lowest = sum(sums);
+    return true;
 }
 
 /// out = factor * out + weights * rows of a whole block. scratch: four floats for each group of a block.
@@ -205,24 +164,26 @@ bool four_bit_values(const Product<CodeRows<4>>& x, const void* stored, int64_t 
     const int64_t groups = dim / kGroup, stride = static_cast<int64_t>(x.rows.stride);
     if (!packs_four_bits(dim) || x.n_q * groups > kMaxFourBitGroups) return false;
     const GroupScales of(stored, kBlockTokens, groups, scratch);
-    GroupDigits digits[kMaxFourBitGroups];
+    QuantisedWeights digits[kMaxFourBitGroups];
     for (int64_t m = 0; m < x.n_q; ++m)
         for (int64_t g = 0; g < groups; ++g)
-            if (!digits[m * groups + g].split(x.p + m * x.ld, of, g)) return false;
+            if (!split_products(x.p + m * x.ld, of, g, digits + m * groups + g)) return false;
     for (int64_t column = 0; column < dim; column += kColumns) {
         const int64_t g = column / kGroup, bytes = head_stride / (dim / kColumns);
         const uint8_t* const codes = x.rows.row(0).row + g * kGroup / 2;
-        Codes quads[kQuads][absorbed_vectors];
+        Codes quads[kQuads][4];
         for (int64_t t = 0; t < kQuads; ++t)
             transpose_rows(FourBitRows{codes + 4 * t * stride, stride, column % kGroup ? 4 : 0}, quads[t]);
-        PrefetchSteps ahead = next.in_steps(bytes, bytes / kQuads);
-        const GroupDigits* const first = digits + g;
+        const bool in_steps = integers_in_steps && x.n_q == 1;
+        const PrefetchSteps ahead = next.in_steps(bytes, in_steps ? bytes / kQuads : 0);
         int64_t m = 0;
-        for (; m + 2 <= x.n_q; m += 2, ahead = {})
-            add_group<2, kColumns / lanes, Codes>(x, m, {first + m * groups, first + (m + 1) * groups}, quads,
-                                                  column, ahead);
-        if (m < x.n_q)
-            add_group<1, kColumns / lanes, Codes>(x, m, {first + m * groups}, quads, column, ahead);
+        const auto with = [&](auto kernel, int64_t step) {
+            kernel(x, m, column, digits + m * groups + g, groups, quads, ahead);
+            m += step;
+        };
+        constexpr int V = static_cast<int>(kColumns / lanes);
+        while (m + 2 <= x.n_q) with(integer_columns<2, V, CodeRows<4>, Codes>, 2);
+        if (m < x.n_q) with(integer_columns<1, V, CodeRows<4>, Codes>, 1);
     }
     return true;
 }

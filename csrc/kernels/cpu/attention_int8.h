@@ -205,10 +205,11 @@ void integer_scores_of(Queries q, int64_t n_q, const Rows& rows, float scale, Pr
     }
 }
 
-/// Softmax weights of a block quantised to about 15 bits of the largest: unit * (128 high + low).
+/// Softmax weights of a block quantised to about 15 bits of the largest: unit * (128 high + low). lowest:
+/// what is added to the sum of every column.
 struct QuantisedWeights {
     uint8_t high[kBlockTokens], low[kBlockTokens];
-    float unit;
+    float unit, lowest;
 };
 
 /// Returns false if a weight is not finite.
@@ -223,6 +224,7 @@ inline bool split_weights(const float* p, int64_t n, QuantisedWeights* digits) {
     if (!(top < 0x1p100f)) return false;
     const float shrink = top > 0x1p-100f ? kMaxCode / top : 0;
     digits->unit = top / kMaxCode;
+    digits->lowest = 0;
     for (int i = 0; i < kBlockTokens; ++i) {
         const uint32_t code =
             static_cast<uint32_t>(static_cast<int32_t>(weights[i] * shrink + magic - magic));
@@ -232,17 +234,17 @@ inline bool split_weights(const float* p, int64_t n, QuantisedWeights* digits) {
     return true;
 }
 
-/// out = factor * out + weights * rows for kCodes columns of Q queries; the rows are transposed to quads of
-/// four rows.
-template <int Q, class Rows, class Codes>
+/// out = factor * out + weights * rows for V vectors of columns of Q queries, whose digits are `stride`
+/// apart; the rows are transposed to quads of four rows. ahead: of one query, if integers_in_steps.
+template <int Q, int V, class Rows, class Codes>
 void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const QuantisedWeights* digits,
-                     const Codes (*quads)[4], PrefetchSteps ahead) {
+                     int64_t stride, const Codes (*quads)[4], PrefetchSteps ahead) {
     using Sums = decltype(zero_sums(Codes{}));
-    Sums highs[Q][4], lows[Q][4];
+    Sums highs[Q][V], lows[Q][V];
 #pragma GCC unroll 2
     for (int k = 0; k < Q; ++k) {
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) highs[k][j] = lows[k][j] = zero_sums(Codes{});
+        for (int j = 0; j < V; ++j) highs[k][j] = lows[k][j] = zero_sums(Codes{});
     }
     int64_t n = kBlockTokens / 4;
     if constexpr (lanes < 16) asm("" : "+r"(n));  // keeps the loop rolled: unrolled it would spill registers
@@ -250,10 +252,10 @@ void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const Qu
         if constexpr (integers_in_steps && Q == 1) ahead.step();
 #pragma GCC unroll 2
         for (int k = 0; k < Q; ++k) {
-            const Codes high = splat_quad(Codes{}, digits[k].high + 4 * t);
-            const Codes low = splat_quad(Codes{}, digits[k].low + 4 * t);
+            const Codes high = splat_quad(Codes{}, digits[k * stride].high + 4 * t);
+            const Codes low = splat_quad(Codes{}, digits[k * stride].low + 4 * t);
 #pragma GCC unroll 4
-            for (int j = 0; j < 4; ++j) {
+            for (int j = 0; j < V; ++j) {
                 highs[k][j] = add_products(highs[k][j], high, quads[t][j]);
                 lows[k][j] = add_products(lows[k][j], low, quads[t][j]);
             }
@@ -264,8 +266,9 @@ void integer_columns(const Product<Rows>& x, int64_t m, int64_t column, const Qu
         const float factor = x.factor[(m + k) * x.factor_step];
         float* const out = x.out + (m + k) * x.out_stride + column;
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) {
-            const Vec added = join_digits(highs[k][j], lows[k][j]) * splat(digits[k].unit);
+        for (int j = 0; j < V; ++j) {
+            const Vec added = fma(join_digits(highs[k][j], lows[k][j]), splat(digits[k * stride].unit),
+                                  splat(digits[k * stride].lowest));
             float* const to = out + j * lanes;
             store(to, factor == 0 ? added : fma(splat(factor), load(to), added));
         }
@@ -294,11 +297,11 @@ bool integer_values(const Product<Rows>& x, int64_t dim, Prefetch& next) {
         }
         int64_t m = 0;
         const auto with = [&](auto kernel, int64_t step) {
-            kernel(x, m, column, digits + m, quads, halves ? ahead : PrefetchSteps());
+            kernel(x, m, column, digits + m, 1, quads, halves ? ahead : PrefetchSteps());
             m += step;
         };
-        while (m + 2 <= x.n_q) with(integer_columns<2, Rows, Codes>, 2);
-        if (m < x.n_q) with(integer_columns<1, Rows, Codes>, 1);
+        while (m + 2 <= x.n_q) with(integer_columns<2, 4, Rows, Codes>, 2);
+        if (m < x.n_q) with(integer_columns<1, 4, Rows, Codes>, 1);
     }
     return true;
 }

@@ -143,8 +143,7 @@ struct Product {
     PrefetchSteps ahead = {};  // a step for each row, if rows are at least kStepVectors
 };
 
-constexpr int kMaxVectors = 8;   // vectors of a row at a time
-constexpr int kStepVectors = 4;  // from so many on with steps of prefetching
+constexpr int kStepVectors = 4;  // of a row at a time: from so many on with steps of prefetching
 
 /// Q queries from m on times V vectors of columns; if Part, one vector with `left` elements.
 template <int Q, int V, bool Part, class Rows>
