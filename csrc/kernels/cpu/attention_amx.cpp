@@ -20,18 +20,22 @@ void begin() {
 
 /// Tiles 0 to 3: sums. 4, 5: a. 6, 7: b. In this order a sum is needed again after three other products, 48
 /// cycles later.
-void multiply(const TileOperands& x, int32_t* sums) {
+template <bool two>  // tiles of a
+void multiply_tiles(const TileOperands& x, int32_t* sums) {
     constexpr int one = tile_rows * tile_bytes / 4;
+    Tiles::zero<0>();
+    Tiles::zero<1>();
+    if constexpr (two) {
+        Tiles::zero<2>();
+        Tiles::zero<3>();
+    }
     if (x.accumulate) {
         Tiles::load<0>(sums, tile_bytes);
         Tiles::load<1>(sums + one, tile_bytes);
-        Tiles::load<2>(sums + 2 * one, tile_bytes);
-        Tiles::load<3>(sums + 3 * one, tile_bytes);
-    } else {
-        Tiles::zero<0>();
-        Tiles::zero<1>();
-        Tiles::zero<2>();
-        Tiles::zero<3>();
+        if constexpr (two) {
+            Tiles::load<2>(sums + 2 * one, tile_bytes);
+            Tiles::load<3>(sums + 3 * one, tile_bytes);
+        }
     }
     const auto *a = static_cast<const uint8_t*>(x.a), *b = static_cast<const uint8_t*>(x.b);
     const auto a_stride = static_cast<size_t>(x.a_stride), b_stride = static_cast<size_t>(x.b_stride);
@@ -41,14 +45,22 @@ void multiply(const TileOperands& x, int32_t* sums) {
         Tiles::multiply_codes<0, 4, 6>();
         Tiles::load<7>(b + x.b_next, b_stride);
         Tiles::multiply_codes<1, 4, 7>();
-        Tiles::load<5>(a + x.a_next, a_stride);
-        Tiles::multiply_codes<2, 5, 6>();
-        Tiles::multiply_codes<3, 5, 7>();
+        if constexpr (two) {
+            Tiles::load<5>(a + x.a_next, a_stride);
+            Tiles::multiply_codes<2, 5, 6>();
+            Tiles::multiply_codes<3, 5, 7>();
+        }
     }
     Tiles::store<0>(sums, tile_bytes);
     Tiles::store<1>(sums + one, tile_bytes);
-    Tiles::store<2>(sums + 2 * one, tile_bytes);
-    Tiles::store<3>(sums + 3 * one, tile_bytes);
+    if constexpr (two) {
+        Tiles::store<2>(sums + 2 * one, tile_bytes);
+        Tiles::store<3>(sums + 3 * one, tile_bytes);
+    }
+}
+
+void multiply(const TileOperands& x, int32_t* sums) {
+    x.a_next ? multiply_tiles<true>(x, sums) : multiply_tiles<false>(x, sums);
 }
 
 void end() { Tiles::release(); }

@@ -135,9 +135,9 @@ inline constexpr int64_t weight_floats(int64_t pairs) {
 }
 
 /// Operands of four products of tiles, two of a with two of b, of 64 * steps elements each; distances in
-/// bytes. a: 16 rows of uint8, a_stride apart, the second tile a_next further. b: 16 columns of int8, four
-/// rows of a column adjacent, fours b_stride apart, the second tile b_next further. accumulate: add to the
-/// sums there.
+/// bytes. a: 16 rows of uint8, a_stride apart, the second tile a_next further; 0: there is none, nor are its
+/// sums. b: 16 columns of int8, four rows of a column adjacent, fours b_stride apart, the second tile b_next
+/// further. accumulate: add to the sums there.
 struct TileOperands {
     const void* a;
     int64_t a_stride, a_next;
