@@ -130,32 +130,28 @@ int64_t extract_outliers(float* p, int64_t n, bool codes, int32_t pair, float fa
     // Quantisation errs by a fraction of the largest weight. With 15 bits that is negligible unless its
     // square is more than 1 / kShare of the sum of squares. With 8 bits a weight is an outlier too if its
     // square is more than kTop times the mean square: the error is then comparable to that of q8 rows.
-    constexpr float kShare = 12, kTop = 12.5f, kMany = 1e38f;
+    constexpr float kShare = 12, kTop = 12.5f;
     const float squares = stats->squares * factor * factor;
     stats->largest *= factor * factor;
     float ratio = kShare;
     if (int8_weights && codes) {
-        Vec nonzero = splat(0);
-        for (int64_t i = 0; i < n; i += lanes) nonzero = nonzero + min(load(p + i) * splat(kMany), splat(1));
-        stats->rows += sum(nonzero);
+        int nonzero = 0;
+        for (int64_t i = 0; i < n; i += lanes) nonzero += __builtin_popcount(above(load(p + i), splat(0)));
+        stats->rows += static_cast<float>(nonzero);
         if (stats->rows / kTop > kShare) ratio = stats->rows / kTop;
     }
-    int64_t n_outliers = 0;
+    int64_t n_outliers = 0, before = -1;
     for (;;) {
-        Vec all = splat(0), high = splat(0);
+        Vec all = splat(0);
+        for (int64_t i = 0; i < n; i += lanes) all = fma(load(p + i), load(p + i), all);
+        stats->squares = squares + sum(all);
+        if (n_outliers == before || n_outliers == kMaxOutliers) break;
+        before = n_outliers;
         for (int64_t i = 0; i < n; i += lanes) {
             const Vec some = load(p + i);
-            all = fma(some, some, all);
-            high = max(some, high);
-        }
-        stats->squares = squares + sum(all);
-        const float top = max_of(high);
-        if (!(top * top * ratio > stats->squares) || n_outliers == kMaxOutliers) break;
-        const auto is_outlier = [&](float weight) { return weight * weight * ratio > stats->squares; };
-        for (int64_t i = 0; i < n; i += lanes) {
-            if (!is_outlier(max_of(load(p + i)))) continue;
-            for (int64_t j = i; j < i + lanes && n_outliers < kMaxOutliers; ++j) {
-                if (!is_outlier(p[j])) continue;
+            uint32_t found = above(some * some * splat(ratio), splat(stats->squares));
+            for (; found && n_outliers < kMaxOutliers; found &= found - 1) {
+                const int64_t j = i + __builtin_ctz(found);
                 to[n_outliers++] = {pair, static_cast<int32_t>(j), p[j]};
                 p[j] = 0;
             }

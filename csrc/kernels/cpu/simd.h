@@ -1,11 +1,11 @@
 // Vectors of float for the units compiled once per ISA. SLIMRT_SIMD names the header that defines for one
 // instruction set:
 //   Vec, lanes, registers, vectors_at_once; load, load_part, store, store_part, splat; + - * /, fma, min,
-//   max, sum, max_of, sums, transpose, below; round_even, scale_by_power; duplicate_even, duplicate_odd,
-//   swap_pairs, deinterleave; load_codes; loads_groups and, if it is true, load_group; integer_scores;
-//   RowCodes, RowSums and Int16s (see simd_avx512.h); integer_channels: whether it pays to quantise a query
-//   for each block of rows with scales per channel and, if it is true, split_digits, unpack_group (see
-//   simd_arm.h).
+//   max, sum, max_of, sums, transpose, below, above; round_even, scale_by_power; duplicate_even,
+//   duplicate_odd, swap_pairs, deinterleave; load_codes; loads_groups and, if it is true, load_group;
+//   integer_scores; RowCodes, RowSums and Int16s (see simd_avx512.h); integer_channels: whether it pays to
+//   quantise a query for each block of rows with scales per channel and, if it is true, split_digits,
+//   unpack_group (see simd_arm.h).
 // Everything below is made of these. All functions have internal linkage.
 #pragma once
 

@@ -270,6 +270,10 @@ static inline Vec max(Vec a, Vec b) { return {vbslq_f32(vcgtq_f32(a.v, b.v), a.v
 static inline Vec below(Vec a, Vec b) {
     return {vreinterpretq_f32_u32(vandq_u32(vcltq_f32(a.v, b.v), vreinterpretq_u32_f32(a.v)))};
 }
+/// Bit i: whether element i of a is above that of b.
+static inline uint32_t above(Vec a, Vec b) {
+    return vaddvq_u32(vandq_u32(vcgtq_f32(a.v, b.v), uint32x4_t{1, 2, 4, 8}));
+}
 static inline float sum(Vec a) { return vaddvq_f32(a.v); }
 static inline float max_of(Vec a) {
     const Vec halves = max(a, Vec{vextq_f32(a.v, a.v, 2)});

@@ -153,6 +153,10 @@ static inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
 static inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
 /// a where it is less than b, else 0.
 static inline Vec below(Vec a, Vec b) { return {_mm256_and_ps(_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ), a.v)}; }
+/// Bit i: whether element i of a is above that of b.
+static inline uint32_t above(Vec a, Vec b) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GT_OQ)));
+}
 static inline float sum(Vec a) {
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
     x = _mm_add_ps(x, _mm_movehl_ps(x, x));

@@ -216,6 +216,8 @@ static inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
 static inline Vec below(Vec a, Vec b) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), a.v)};
 }
+/// Bit i: whether element i of a is above that of b.
+static inline uint32_t above(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
 static inline float sum(Vec a) { return _mm512_reduce_add_ps(a.v); }
 static inline float max_of(Vec a) { return _mm512_reduce_max_ps(a.v); }
 

@@ -141,6 +141,11 @@ static inline Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
 static inline Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
 /// a where it is less than b, else 0.
 static inline Vec below(Vec a, Vec b) { return {a.v < b.v ? a.v : Floats{}}; }
+/// Bit i: whether element i of a is above that of b.
+static inline uint32_t above(Vec a, Vec b) {
+    const Ints all = (a.v > b.v) & Ints{1, 2, 4, 8};
+    return static_cast<uint32_t>(all[0] | all[1] | all[2] | all[3]);
+}
 static inline float sum(Vec a) { return (a.v[0] + a.v[2]) + (a.v[1] + a.v[3]); }
 static inline float max_of(Vec a) {
     const Vec halves = max(a, Vec{__builtin_shufflevector(a.v, a.v, 2, 3, 2, 3)});
