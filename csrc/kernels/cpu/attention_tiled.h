@@ -8,25 +8,8 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
-constexpr int64_t kStepLanes = 16;                 // quads of rows that a step multiplies
-constexpr int64_t kTiledLanes = 2 * kStepLanes;    // that are transposed at a time
-constexpr int64_t kTileSums = kTilePairs * lanes;  // of a tile
-
-/// out = factor * out + two vectors of the sums of multiply(), or what is left of them, for one pair.
-template <class Codes>
-void add_tile_sums(const AbsorbedValues& x, const Weights& weights, int64_t pair, const int32_t* sums,
-                   int64_t column, int64_t left) {
-    const Vec unit = splat(weights.unit(pair));
-    const float factor = x.factor[pair];
-    float* to = x.out + x.pairs[pair] * x.out_stride + column;
-    sums += pair / kTilePairs % 2 * 2 * kTileSums + pair % kTilePairs * lanes;
-    for (const int32_t* const end = sums + 2 * kTileSums; sums < end && left > 0;
-         sums += kTileSums, to += lanes, left -= lanes) {
-        const Vec added = to_floats(load_sums(Codes{}, sums)) * unit;
-        const auto all = [&](Vec before) { return factor == 0 ? added : fma(splat(factor), before, added); };
-        left < lanes ? store_part(to, all(load_part(to, left)), left) : store(to, all(load(to)));
-    }
-}
+constexpr int64_t kStepLanes = 16;               // quads of rows that a step multiplies
+constexpr int64_t kTiledLanes = 2 * kStepLanes;  // that are transposed at a time
 
 /// Products of the weights of 32 pairs, from row `row` on, with two vectors of transposed lanes.
 template <class Codes>
@@ -55,23 +38,29 @@ struct TiledStrip {
     }
 };
 
-/// Adds the outliers to V vectors of a strip from column c on; if Part, to one with `left` elements.
-template <int V, bool Part>
-void add_tiled_outliers(const TiledStrip& strip, const Weights& weights, int64_t c, int64_t left) {
+/// out = factor * out + the sums of multiply() + the outliers, for V vectors of a strip from column c on; if
+/// Part, for one with `left` elements.
+template <class Codes, int V, bool Part>
+void add_tiled_sums(const TiledStrip& strip, const Weights& weights, int64_t c, int64_t left) {
     const AbsorbedValues& x = strip.x;
-    for (int64_t i = 0; i < x.n_outliers;) {
-        const int32_t pair = x.outliers[i].pair;
-        float* const to = x.out + pair * x.out_stride + strip.column + c;
-        const auto read = [&](const auto* p) { return Part ? load_part(p, left) : load(p); };
+    const auto read = [&](const auto* p) { return Part ? load_part(p, left) : load(p); };
+    for (int64_t pair = 0, i = 0; pair < x.n_pairs; ++pair) {
+        const int32_t index = x.pairs[pair];
+        float* const to = x.out + index * x.out_stride + strip.column + c;
+        const Vec unit = splat(weights.unit(pair));
+        const float factor = x.factor[pair];
         Vec sums[V];
 #pragma GCC unroll 4
-        for (int j = 0; j < V; ++j) sums[j] = read(to + j * lanes);
-        do {
+        for (int j = 0; j < V; ++j) {
+            const Vec added = to_floats(load_sums(Codes{}, weights.sums(pair, c + j * lanes))) * unit;
+            sums[j] = factor == 0 ? added : fma(splat(factor), read(to + j * lanes), added);
+        }
+        for (; i < x.n_outliers && x.outliers[i].pair == index; ++i) {
             const Vec weight = splat(weights.outlier(i));
             const Int8* const codes = strip.row(x.outliers[i].row) + c;
 #pragma GCC unroll 4
             for (int j = 0; j < V; ++j) sums[j] = fma(weight, read(codes + j * lanes), sums[j]);
-        } while (++i < x.n_outliers && x.outliers[i].pair == pair);
+        }
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j)
             Part ? store_part(to + j * lanes, sums[j], left) : store(to + j * lanes, sums[j]);
@@ -101,15 +90,12 @@ void add_tiled(const AbsorbedValues& x, Weights& weights, int64_t head) {
                                    accumulate, weights.sums(pair, c));
             accumulate = true;
         }
-        for (int64_t pair = 0; pair < x.n_pairs; ++pair)
-            for (int64_t c = 0; c < left; c += 2 * lanes)
-                add_tile_sums<Codes>(x, weights, pair, weights.sums(pair, c), strip.column + c, left - c);
         if (left == 4 * lanes) {
-            add_tiled_outliers<4, false>(strip, weights, 0, left);
+            add_tiled_sums<Codes, 4, false>(strip, weights, 0, left);
             continue;
         }
         for (int64_t c = 0; c < left; c += lanes)
-            add_tiled_outliers<1, true>(strip, weights, c, left - c < lanes ? left - c : lanes);
+            add_tiled_sums<Codes, 1, true>(strip, weights, c, left - c < lanes ? left - c : lanes);
     }
 }
 

@@ -60,9 +60,12 @@ class Weights {
     float offset(int64_t pair) const { return offsets_[pair]; }
     /// An outlier weight times its row's scale.
     float outlier(int64_t i) const { return outliers_[i]; }
-    /// Where tiles sum two vectors of columns, from column c of a strip on, for a pair and those beside it.
+    /// Where tiles sum a vector of columns, from column c of a strip on, for a pair. Of the first of 32 pairs
+    /// and of 32 columns it is where multiply() begins.
     int32_t* sums(int64_t pair, int64_t c) const {
-        return sums_ + pair / (2 * kTilePairs) * kTiledSums + c * 2 * kTilePairs;
+        constexpr int64_t tile = kTilePairs * lanes;
+        return sums_ + pair / (2 * kTilePairs) * kTiledSums + c / (2 * lanes) * 4 * tile +
+               pair / kTilePairs % 2 * 2 * tile + c / lanes % 2 * tile + pair % kTilePairs * lanes;
     }
 
     /// offset = weights . (what rows add to all columns of a group), for `lanes` groups: of_rows
