@@ -305,7 +305,7 @@ double huge_page_gain(std::span<const std::byte> bytes, int n_threads) {
         return cpu_time_since(start);
     };
     std::vector<std::vector<double>> there(parts), here(parts);
-    for (size_t i = 0; i < std::max<size_t>(4 * parts, 16); ++i) {
+    for (size_t i = 0; i < 4 * parts; ++i) {
         const size_t part = i % parts;
         const double a = time(from(part)), b = time(copy.data.get() + part * sizes.turn);
         if (i < parts) continue;  // the first time its pages are mapped

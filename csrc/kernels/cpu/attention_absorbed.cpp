@@ -141,7 +141,7 @@ int64_t extract_outliers(float* p, int64_t n, bool codes, int32_t pair, float fa
         if (stats->rows / kTop > kShare) ratio = stats->rows / kTop;
     }
     int64_t n_outliers = 0, before = -1;
-    for (;;) {
+    for (;;) {  // without one outlier others may stand out
         Vec all = splat(0);
         for (int64_t i = 0; i < n; i += lanes) all = fma(load(p + i), load(p + i), all);
         stats->squares = squares + sum(all);
