@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with many tokens and attention of many queries by tiles of bf16, absorbed rows by tiles of int8: AMX's, or
-those of a build with the emulator."""
+"""Products with many tokens and attention of many queries by tiles of bf16, absorbed rows by tiles of int8 and
+bf16: AMX's, or those of a build with the emulator."""
 
 from __future__ import annotations
 
@@ -118,6 +118,35 @@ def test_absorbed_rows_are_multiplied_as_by_vectors(call, loud, one_scale, isa):
     stored_heads = 1 if one_scale else call.kv
     said = [attend(call, q, k, stored_heads, rope, one, 2, "q8") for one in (isa, "avx512")]
     assert np.isfinite(said[0]).all() and np.array_equal(*said)
+
+
+@each_isa
+@pytest.mark.parametrize("one_scale", [False, True])
+@pytest.mark.parametrize("loud", [0.3, 3.0, 50.0])
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call(16, 16, 64, 700, 1), Call(17, 17, 96, 333, 1), Call(32, 32, 64, 900, 1, window=601),
+        Call(33, 33, 32, 257, 1), Call(12, 4, 64, 400, 3), Call(40, 40, 32, 161, 4),
+    ],
+)  # fmt: skip
+def test_absorbed_rows_of_four_bits_are_multiplied_as_bf16(call, loud, one_scale, isa):
+    """Codes around the middle of their group, by tiles; the middles themselves, as here far from 0, by floats."""
+    assert call.heads * call.queries >= 16  # fewer are left to vectors
+    q, k = call.data(loud)
+    k += 5 * np.random.default_rng(1).normal(size=k.shape[-1] // 32).astype(np.float32).repeat(32)
+    rope, stored_heads = Rope(50.0 ** (-np.arange(0, call.dim, 2) / call.dim), False), 1 if one_scale else call.kv
+    got, by_vectors = (attend(call, q, k, stored_heads, rope, one, 2, "q4") for one in (isa, "avx512"))
+    assert not np.array_equal(got, by_vectors)  # they are multiplied otherwise
+    known = known_rows(call, k, stored_heads, "q4")
+    groups = known.reshape(len(known), -1, 32)
+    furthest = np.repeat((groups.max(axis=-1) - groups.min(axis=-1)) * 8 / 15, 32, axis=-1)
+    p, size = call.weights(q, known, rope)
+    turned = 1e-5 * (1 + size) * np.abs(known).max()
+    for head in range(call.heads):
+        for query in range(call.queries):
+            error = np.abs(got[query, head] - p[head, query] @ known)
+            assert (error <= 2.0**-8 * (p[head, query] @ furthest) + turned).all(), (head, query)
 
 
 @each_isa

@@ -6,6 +6,7 @@
 #include "kernels/cpu/attention_pairs.h"
 #include "kernels/cpu/attention_q4.h"
 #include "kernels/cpu/attention_tiled.h"
+#include "kernels/cpu/attention_tiled_q4.h"
 #include "kernels/cpu/stored.h"
 
 namespace slimrt::cpu::SLIMRT_ISA {
@@ -274,7 +275,13 @@ void add_outlier(const AbsorbedValues& x, const Outlier& outlier) {
 
 void absorb_values(const AbsorbedValues& x) {
     if (DType(x.type) == DType::Q8 && !x.exact) return absorb_q8<RowCodes>(x);
-    if (absorb_q4<FourBitRows>(x)) return;
+    if constexpr (int8_weights) {
+        if (DType(x.type) == DType::Q4 && !x.exact && x.dim % kQ4Columns == 0) {
+            if constexpr (fits_tiles)
+                if (by_tiles(x)) return absorb_q4_by_tiles(x);
+            return absorb_q4<FourBitRows>(x);
+        }
+    }
     absorb_others<RowPairs>(x);
     for (int64_t i = 0; i < x.n_outliers; ++i) add_outlier(x, x.outliers[i]);
 }

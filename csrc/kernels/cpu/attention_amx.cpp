@@ -18,10 +18,19 @@ void begin() {
     Tiles::shape(whole);
 }
 
+template <int to, int a, int b>
+void add_product(int32_t) {
+    Tiles::multiply_codes<to, a, b>();
+}
+template <int to, int a, int b>
+void add_product(float) {
+    Tiles::multiply<to, a, b>();
+}
+
 /// Tiles 0 to 3: sums. 4, 5: a. 6, 7: b. In this order a sum is needed again after three other products, 48
 /// cycles later.
-template <bool two>  // tiles of a
-void multiply_tiles(const TileOperands& x, int32_t* sums) {
+template <bool two, class Sum>  // two: tiles of a
+void multiply_tiles(const TileOperands& x, Sum* sums) {
     constexpr int one = tile_rows * tile_bytes / 4;
     Tiles::zero<0>();
     Tiles::zero<1>();
@@ -42,13 +51,13 @@ void multiply_tiles(const TileOperands& x, int32_t* sums) {
     for (int64_t i = 0; i < x.steps; ++i, a += tile_bytes, b += tile_rows * x.b_stride) {
         Tiles::load<6>(b, b_stride);
         Tiles::load<4>(a, a_stride);
-        Tiles::multiply_codes<0, 4, 6>();
+        add_product<0, 4, 6>(Sum());
         Tiles::load<7>(b + x.b_next, b_stride);
-        Tiles::multiply_codes<1, 4, 7>();
+        add_product<1, 4, 7>(Sum());
         if constexpr (two) {
             Tiles::load<5>(a + x.a_next, a_stride);
-            Tiles::multiply_codes<2, 5, 6>();
-            Tiles::multiply_codes<3, 5, 7>();
+            add_product<2, 5, 6>(Sum());
+            add_product<3, 5, 7>(Sum());
         }
     }
     Tiles::store<0>(sums, tile_bytes);
@@ -59,8 +68,30 @@ void multiply_tiles(const TileOperands& x, int32_t* sums) {
     }
 }
 
-void multiply(const TileOperands& x, int32_t* sums) {
+template <class Sum>
+void multiply(const TileOperands& x, Sum* sums) {
     x.a_next ? multiply_tiles<true>(x, sums) : multiply_tiles<false>(x, sums);
+}
+
+/// Two rows at a time: the 16 numbers that each can have are a table of 32, whose entries codes select.
+void fill_q4(const Q4Group& x, void* to) {
+    const __m512 codes = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    const __m512i low = _mm512_set1_epi32(0x000f000f), odd = _mm512_set1_epi32(0x00100000);
+    const auto* from = static_cast<const uint8_t*>(x.codes);
+    auto* out = static_cast<uint8_t*>(to);
+    for (int64_t i = 0; i < kBlockTokens; i += 2, from += 2 * x.stride, out += 2 * tile_bytes) {
+        const auto row = [&](const uint8_t* at) {
+            return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+        };
+        const auto table = reinterpret_cast<__m512i>(
+            _mm512_cvtne2ps_pbh(_mm512_mul_ps(codes, _mm512_set1_ps(x.scales[i + 1])),
+                                _mm512_mul_ps(codes, _mm512_set1_ps(x.scales[i]))));
+        const __m512i both = _mm512_or_si512(row(from), _mm512_slli_epi32(row(from + x.stride), 16));
+        const __m512i first = _mm512_or_si512(_mm512_and_si512(both, low), odd);
+        const __m512i second = _mm512_or_si512(_mm512_srli_epi16(both, 4), odd);
+        _mm512_storeu_si512(out, _mm512_permutexvar_epi16(first, table));
+        _mm512_storeu_si512(out + tile_bytes, _mm512_permutexvar_epi16(second, table));
+    }
 }
 
 void end() { Tiles::release(); }
@@ -127,6 +158,6 @@ void values(const TiledRows& x, const float* factor, float* out, size_t out_stri
 }  // namespace
 
 extern const TileKernels tile_kernels;
-const TileKernels tile_kernels = {begin, multiply, end, pack, scores, values};
+const TileKernels tile_kernels = {begin, multiply, multiply, end, fill_q4, pack, scores, values};
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

@@ -9,19 +9,32 @@
 namespace slimrt::cpu::SLIMRT_ISA {
 namespace {
 
+/// Where a group of columns is: whole rows are heads of groups.
+struct Q4Place {
+    int64_t head, group;  // of a stored head
+
+    Q4Place(const AbsorbedValues& x, int64_t of_row)
+        : head(of_row / (x.dim / kQ4Columns)), group(of_row % (x.dim / kQ4Columns)) {}
+};
+inline int64_t q4_groups(const AbsorbedValues& x) { return x.heads * (x.dim / kQ4Columns); }
+
 /// Scales and midpoints of `lanes` consecutive groups of columns for all rows: 0 where there is no row.
 struct Q4Scales {
     alignas(64) float scales[lanes][kAbsorbedRows], middles[lanes][kAbsorbedRows];
 
-    /// Reads groups [group, group + n) of a stored head.
-    void read(const AbsorbedValues& x, int64_t head, int64_t group, int64_t n) {
+    /// Reads groups [group, group + n) of whole rows.
+    void read(const AbsorbedValues& x, int64_t group, int64_t n) {
         memset(this, 0, sizeof *this);
         const int64_t codes = kBlockTokens * (x.dim / 2), row_bytes = x.dim / kQ4Columns * kPair;
         each_block(x, [&](int64_t row, int64_t end) {
-            const char* from = head_of(x, row / kBlockTokens, head) + codes + group * kPair;
+            const char* from[lanes];
+            for (int64_t g = 0; g < n; ++g) {
+                const Q4Place at(x, group + g);
+                from[g] = head_of(x, row / kBlockTokens, at.head) + codes + at.group * kPair;
+            }
             for (int64_t next; row < end; row = next) {
                 next = row / lanes * lanes + lanes < end ? row / lanes * lanes + lanes : end;
-                read_rows(from + row % kBlockTokens * row_bytes, row_bytes, n, row, next - row);
+                read_rows(from, row % kBlockTokens * row_bytes, row_bytes, n, row, next - row);
             }
         });
     }
@@ -29,22 +42,23 @@ struct Q4Scales {
   private:
     static constexpr int64_t kPair = 2 * sizeof(Half);  // a scale and a minimum
 
-    /// Reads up to `lanes` rows and transposes them.
-    void read_rows(const char* from, int64_t row_bytes, int64_t n, int64_t row, int64_t n_rows) {
+    /// Reads up to `lanes` rows and transposes them. offset: of the first.
+    void read_rows(const char* const* from, int64_t offset, int64_t row_bytes, int64_t n, int64_t row,
+                   int64_t n_rows) {
+        Half pairs[lanes][2 * lanes];
+        for (int64_t i = 0; i < n_rows; ++i, offset += row_bytes)
+            for (int64_t g = 0; g < n; ++g) memcpy(pairs[i] + 2 * g, from[g] + offset, kPair);
         Vec scale[lanes] = {}, middle[lanes] = {};
-        for (int64_t i = 0; i < n_rows; ++i, from += row_bytes) {
-            Half copy[2 * lanes] = {};
-            const Half* both = reinterpret_cast<const Half*>(from);
-            if (n < lanes) both = static_cast<Half*>(memcpy(copy, from, static_cast<size_t>(n * kPair)));
+        for (int64_t i = 0; i < n_rows; ++i) {
             Vec min;
             const int64_t at = (row + i) % lanes;
-            deinterleave(load(both), load(both + lanes), scale + at, &min);
+            deinterleave(load(pairs[i]), load(pairs[i] + lanes), scale + at, &min);
             middle[at] = fma(scale[at], splat(8), min);
         }
         transpose(scale);
         transpose(middle);
         const int64_t to = row / lanes * lanes;
-        for (int64_t g = 0; g < lanes; ++g) {
+        for (int64_t g = 0; g < n; ++g) {
             store(scales[g] + to, scale[g]);
             store(middles[g] + to, middle[g]);
         }
@@ -64,33 +78,25 @@ void gather_q4(const AbsorbedValues& x, int64_t head, Strip& strip) {
     find_start(strip);
 }
 
-/// Returns false, without effect, for other rows or where weights are not 8-bit.
 template <class Rows>
-bool absorb_q4(const AbsorbedValues& x) {
-    if (DType(x.type) != DType::Q4 || x.exact || x.dim % kQ4Columns != 0) return false;
-    if constexpr (!int8_weights) {
-        return false;
-    } else {
-        constexpr int64_t columns = kStripColumns < kQ4Columns ? kStripColumns : kQ4Columns;
-        Weights weights(x);
-        Q4Scales some;
-        for (int64_t head = 0, at = 0; head < x.heads; ++head)
-            for (int64_t group = 0, groups = x.dim / kQ4Columns; group < groups; group += lanes) {
-                const int64_t n = groups - group < lanes ? groups - group : lanes;
-                some.read(x, head, group, n);
-                weights.find_offsets(some.middles[0]);
-                for (int64_t i = 0; i < n; ++i) {
-                    weights.take_offsets(i);
-                    weights.quantise(some.scales[i]);
-                    for (int64_t c = 0; c < kQ4Columns; c += columns) {
-                        Strip strip;
-                        place_strip(x, at++, columns, strip);
-                        gather_q4<Rows>(x, head, strip);
-                        add_strip<columns / lanes, true>(x, strip, weights);
-                    }
-                }
+void absorb_q4(const AbsorbedValues& x) {
+    constexpr int64_t columns = kStripColumns < kQ4Columns ? kStripColumns : kQ4Columns;
+    Weights weights(x);
+    Q4Scales some;
+    for (int64_t group = 0, at = 0, groups = q4_groups(x); group < groups; group += lanes) {
+        const int64_t n = groups - group < lanes ? groups - group : lanes;
+        some.read(x, group, n);
+        weights.find_offsets(some.middles[0]);
+        for (int64_t i = 0; i < n; ++i) {
+            weights.take_offsets(i);
+            weights.quantise(some.scales[i]);
+            for (int64_t c = 0; c < kQ4Columns; c += columns) {
+                Strip strip;
+                place_strip(x, at++, columns, strip);
+                gather_q4<Rows>(x, Q4Place(x, group + i).head, strip);
+                add_strip<columns / lanes, true>(x, strip, weights);
             }
-        return true;
+        }
     }
 }
 

@@ -31,6 +31,22 @@ constexpr bool fits_tiles = rows_per_lane == 4 && lanes == 16;
 /// Whether tiles are used: half empty they are no faster.
 inline bool by_tiles(const AbsorbedValues& x) { return fits_tiles && x.tiles && x.n_pairs >= 16; }
 
+/// to[group * stride + pair] = weights and outliers . of_rows [group][kAbsorbedRows], 0 where there is no
+/// row, for `lanes` groups.
+inline void sum_offsets(const AbsorbedValues& x, const float* of_rows, float* to, int64_t stride) {
+    static_assert(lanes % 4 == 0 && lanes <= kMaxOffsets);
+    const auto p = rows_from(x.p, kAbsorbedRows * sizeof(float));
+    for (int64_t g = 0; g < lanes; g += 4)
+        dots<4>(of_rows + g * kAbsorbedRows, kAbsorbedRows, p, x.n_pairs, x.rows, 1, false, to + g * stride,
+                static_cast<size_t>(stride));
+    for (int64_t i = 0, pair = 0; i < x.n_outliers; ++i) {
+        const Outlier& outlier = x.outliers[i];
+        while (x.pairs[pair] != outlier.pair) ++pair;
+        for (int64_t g = 0; g < lanes; ++g)
+            to[g * stride + pair] += outlier.weight * of_rows[g * kAbsorbedRows + outlier.row];
+    }
+}
+
 /// The weights of all pairs, times the scales of the rows, as integers.
 class Weights {
   public:
@@ -68,21 +84,8 @@ class Weights {
                pair / kTilePairs % 2 * 2 * tile + c / lanes % 2 * tile + pair % kTilePairs * lanes;
     }
 
-    /// offset = weights . (what rows add to all columns of a group), for `lanes` groups: of_rows
-    /// [group][kAbsorbedRows], 0 where there is no row.
-    void find_offsets(const float* of_rows) {
-        static_assert(lanes % 4 == 0 && lanes <= kMaxOffsets);
-        const auto p = rows_from(x_.p, kAbsorbedRows * sizeof(float));
-        for (int64_t g = 0; g < lanes; g += 4)
-            dots<4>(of_rows + g * kAbsorbedRows, kAbsorbedRows, p, x_.n_pairs, x_.rows, 1, false,
-                    all_offsets_ + g * stride_, static_cast<size_t>(stride_));
-        for (int64_t i = 0, pair = 0; i < x_.n_outliers; ++i) {
-            const Outlier& outlier = x_.outliers[i];
-            while (x_.pairs[pair] != outlier.pair) ++pair;
-            for (int64_t g = 0; g < lanes; ++g)
-                all_offsets_[g * stride_ + pair] += outlier.weight * of_rows[g * kAbsorbedRows + outlier.row];
-        }
-    }
+    /// offset = weights . (what rows add to all columns of a group), for `lanes` groups, see sum_offsets().
+    void find_offsets(const float* of_rows) { sum_offsets(x_, of_rows, all_offsets_, stride_); }
     void take_offsets(int64_t group) { offsets_ = all_offsets_ + group * stride_; }
 
     /// Quantises weights times scales [row], 0 where there is no row.

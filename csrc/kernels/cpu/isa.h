@@ -135,9 +135,9 @@ inline constexpr int64_t weight_floats(int64_t pairs) {
 }
 
 /// Operands of four products of tiles, two of a with two of b, of 64 * steps elements each; distances in
-/// bytes. a: 16 rows of uint8, a_stride apart, the second tile a_next further; 0: there is none, nor are its
-/// sums. b: 16 columns of int8, four rows of a column adjacent, fours b_stride apart, the second tile b_next
-/// further. accumulate: add to the sums there.
+/// bytes. a: 16 rows of uint8 or bf16, a_stride apart, the second tile a_next further; 0: there is none, nor
+/// are its sums. b: 16 columns of int8 or bf16, the rows of a column that share 4 bytes of a adjacent, these
+/// b_stride apart, the second tile b_next further. accumulate: add to the sums there.
 struct TileOperands {
     const void* a;
     int64_t a_stride, a_next;
@@ -154,18 +154,30 @@ struct TiledRows {
     int64_t stride, n, dim;
 };
 inline constexpr int64_t kMaxPacked = 512, kPackedMultiple = 32;
+/// A group of columns of the rows of a block in q4. stride: bytes from row to row; scales: one for each row.
+struct Q4Group {
+    const void* codes;
+    int64_t stride;
+    const float* scales;
+};
+inline constexpr int64_t kTiledGroup = kBlockTokens * kQ4Columns * 2;  // bytes
 /// Products by tiles.
 struct TileKernels {
-    // Of integers: sums [tile of a][tile of b][row of a][column of b]. begin() comes before them and end()
-    // after them, on the same thread.
+    // Sums [tile of a][tile of b][row of a][column of b]. begin() comes before them and end() after them, on
+    // the same thread.
 
     void (*begin)();
     void (*multiply)(const TileOperands& operands, int32_t* sums);
+    void (*multiply_bf16)(const TileOperands& operands, float* sums);
     void (*end)();
+
+    /// Scale * (code - 8) in bf16: kTiledGroup bytes, a step of two tiles of b, which lie row beside row.
+    void (*fill_q4)(const Q4Group& group, void* to);
 
     // Attention of many queries, every number split into two bf16.
 
-    /// Packs n <= kMaxPacked floats times a factor, in place: they take the next kPackedMultiple.
+    /// Packs n <= kMaxPacked floats times a factor, in place: they take the next kPackedMultiple. First come
+    /// all as bf16, then all rounding errors.
     void (*pack)(float* x, int64_t n, float factor);
     /// out[t * ld + i] = x[t] . rows[i]
     void (*scores)(const TiledRows& x, float* out, size_t ld);
