@@ -63,6 +63,7 @@ class Slimrt:
 
     def __init__(self, load: Load, settings: dict[str, Any]):
         from slimrt import core, machine
+        from slimrt.runtime.huge_pages import HugePages
 
         type = settings["type"]
         residual = {key: settings[key] for key in ("rank", "residual_type") if settings.get(key)}
@@ -79,7 +80,7 @@ class Slimrt:
             cache_type_v=type,
             **residual,
         )
-        machine.use_huge_pages(file, load.n_threads)
+        HugePages(file, load.n_threads).finish()  # as after some seconds
         self.cache_bytes = float(self._engine.memory()["cache_bytes_per_token"])
         self._sequences: list[int] = []
 

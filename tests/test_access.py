@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from conftest import ISAS, PROMPT, lies_side_by_side
 from slimrt import _core, core, machine
 from slimrt._core import ops
 from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf, write_gguf
+from slimrt.runtime import huge_pages
+from slimrt.runtime.huge_pages import HugePages
 from tiny_model import write_tiny
 from weight_formats import random_weight
 
@@ -229,47 +232,103 @@ def test_a_file_is_read_from_huge_pages_at_the_same_place(tiny, tmp_path):
     write_gguf(large, ModelData(read_gguf(tiny).metadata, {"some": Tensor.of("some", values)}), show_progress=False)
     file = core.GgufFile(str(large))
     before, bytes_ = file.read("some").copy(), file.bytes()
-    whole = bytes_.tobytes()
+    whole, size, page = bytes_.tobytes(), bytes_.size, 2 << 20
     assert 0 < core.huge_page_gain(file, 2) < 50
-    assert file.move_to_huge_pages() == (sys.platform == "linux")
-    assert bytes_.tobytes() == whole == large.read_bytes() and np.array_equal(file.read("some"), before)
+    moved = [file.move_to_huge_pages(4 * page, page), file.move_to_huge_pages(0, 4 * page)]
+    assert bytes_.tobytes() == whole == large.read_bytes()
+    moved.append(file.move_to_huge_pages(5 * page, size - 5 * page))
+    assert moved == [sys.platform == "linux"] * 3
+    assert bytes_.tobytes() == whole and np.array_equal(file.read("some"), before)
+    for first, of_these in ((1, page), (0, page + 1), (0, size + page), (size // page * page + page, page), (0, 0)):
+        with pytest.raises(ValueError, match="are not whole huge pages"):
+            file.move_to_huge_pages(first, of_these)
     file.require_unchanged()
     large.write_bytes(b"")
     assert bytes_.tobytes() == whole  # a mapping would have died
 
 
-def test_weights_are_copied_where_that_pays_and_fits(kept, tiny, monkeypatch):
-    moved = []
+class Moved:
+    """A file of 1000 bytes, and what was moved of it."""
 
-    class File:
-        def bytes(self):
-            return np.zeros(1000, np.uint8)
+    def __init__(self):
+        self.pieces = []
 
-        def move_to_huge_pages(self):
-            moved.append(1)
-            return True
+    def bytes(self):
+        return np.zeros(1000, np.uint8)
 
-    info, gain, free = core.cpu_info() | {"cache_bytes": 999}, 1.2, 2000
-    monkeypatch.setattr(core, "cpu_info", lambda: info)
-    monkeypatch.setattr(core, "huge_page_gain", lambda file, n: gain)
-    monkeypatch.setattr(core, "available_memory", lambda: free)
-    assert machine.use_huge_pages(File(), 2) == 1.2 and len(moved) == 1
-    free = 1999
-    assert machine.use_huge_pages(File(), 2) == 0
-    free, gain = 2000, 1.05
-    assert machine.use_huge_pages(File(), 2) == 0
-    gain, info["cache_bytes"] = 1.2, 1000
-    assert machine.use_huge_pages(File(), 2) == 0
-    info["cache_bytes"] = 999
+    def move_to_huge_pages(self, first, bytes_):
+        self.pieces.append((first, bytes_))
+        return True
+
+
+@pytest.fixture
+def spacious(kept, monkeypatch):
+    """A machine where huge pages pay, by attributes that a test may change."""
+    of = SimpleNamespace(gain=1.2, free=2000, cache_bytes=999, measured=0)
+
+    def gain(file, n_threads):
+        of.measured += 1
+        return of.gain
+
+    info = core.cpu_info()
+    monkeypatch.setattr(core, "cpu_info", lambda: info | {"cache_bytes": of.cache_bytes})
+    monkeypatch.setattr(core, "huge_page_gain", gain)
+    monkeypatch.setattr(core, "available_memory", lambda device="cpu": of.free)
+    monkeypatch.setattr(huge_pages, "_PIECE", 400)
+    return of
+
+
+def test_weights_are_copied_where_that_pays_and_fits(spacious, monkeypatch):
+    def finished():
+        file = Moved()
+        return HugePages(file, 2).finish(), file.pieces
+
+    assert finished() == (1.2, [(0, 400), (400, 400), (800, 200)])
+    spacious.free = 1999
+    assert finished() == (0, [])
+    spacious.free, spacious.gain = 2000, 1.05
+    assert finished() == (0, [])
+    spacious.gain, spacious.cache_bytes = 1.2, 1000
+    assert finished() == (0, [])
+    spacious.cache_bytes = 999
     monkeypatch.setenv("SLIMRT_ACCESS", "usual")
-    assert machine.use_huge_pages(File(), 2) == 0 and len(moved) == 1
+    assert finished() == (0, []) and spacious.measured == 2
 
 
-def test_a_model_in_huge_pages_says_the_same(kept, run, tiny, monkeypatch):
-    plain = run("generate", tiny, "-p", PROMPT, "-n", 5, "--temp", 0)[1]
-    monkeypatch.setattr(machine, "use_huge_pages", lambda file, n: 1.3 * file.move_to_huge_pages())
-    _, out, err = run("generate", tiny, "-p", PROMPT, "-n", 5, "--temp", 0, "-v")
-    assert out == plain and "weights copied into huge pages (1.30 times as fast)" in err
+def test_copying_stops_where_memory_ends(spacious):
+    file = Moved()
+    pages = HugePages(file, 2)
+    pages.after(100)  # measures
+    pages.after(0)
+    spacious.free = 1199
+    assert pages.finish() == 1.2 and file.pieces == [(0, 400)]
+
+
+def test_measuring_and_copying_take_a_tenth_of_the_work_at_most(spacious, monkeypatch):
+    looks, file = [], Moved()
+    monkeypatch.setattr(huge_pages, "perf_counter", lambda: looks.append(1) or 0.25 * len(looks))
+    pages, worked, begun = HugePages(file, 2), 0.0, []
+    while len(file.pieces) < 3:
+        pages.after(0.01)
+        worked += 0.01
+        assert 0.25 * (len(looks) / 2) <= 0.1 * worked + 0.2 + 1e-9  # each takes 0.25 s, where 0.05 were assumed once
+        if len(begun) < spacious.measured + len(file.pieces):
+            begun.append(round(worked, 1))
+    assert begun == [5.0, 5.0, 7.5, 10.0] and file.pieces == [(0, 400), (400, 400), (800, 200)] and pages.gain == 1.2
+
+
+def test_a_model_in_huge_pages_says_the_same(spacious, tiny, monkeypatch, caplog):
+    spacious.free, spacious.cache_bytes = 1 << 40, 1 << 40
+    with slimrt.Model(tiny, n_ctx=64, progress=False) as model:
+        plain = model.generate(PROMPT, max_tokens=20, temperature=0).text
+    spacious.cache_bytes = 0
+    monkeypatch.setattr(huge_pages, "_PIECE", 2 << 20)
+    monkeypatch.setattr(huge_pages, "_SHARE", 1e9)  # at once
+    with caplog.at_level("INFO", "slimrt"), slimrt.Model(tiny, n_ctx=64, progress=False) as model:
+        assert model.generate(PROMPT, max_tokens=20, temperature=0).text == plain
+        moved = "100 % of the weights were moved into huge pages (1.20 times as fast)" in caplog.text
+        assert moved == (sys.platform == "linux") and spacious.measured == 1
+        assert model.generate(PROMPT, max_tokens=20, temperature=0).text == plain
 
 
 def test_rates_are_measured_once(kept, monkeypatch):
@@ -296,11 +355,9 @@ def test_doctor_shows_it_and_measures_again(kept, run, monkeypatch):
     assert report["access"] == core.access("t1:64") and report["access_from"] == "SLIMRT_ACCESS=t1:64"
 
 
-def test_a_file_that_is_laid_out_anew_is_not_copied(kept, tmp_path, monkeypatch):
+def test_a_file_that_is_laid_out_anew_is_not_copied(kept, tmp_path):
     """Its weights are in memory of their own by then, and what a copy of the file gains nobody reads."""
-    asked = []
-    monkeypatch.setattr(machine, "use_huge_pages", lambda file, n: asked.append(file) or 0.0)
     for stored in ("Q4_1", "Q8_0"):
         path = write_tiny(tmp_path / stored, d=256, d_ff=512, stored=stored)
-        with slimrt.Model(path, n_ctx=64, progress=False):
-            assert len(asked) == (stored == "Q8_0")
+        with slimrt.Model(path, n_ctx=64, progress=False) as model:
+            assert (model._runtime.huge_pages is not None) == (stored == "Q8_0")

@@ -108,7 +108,8 @@ def test_a_change_of_any_shard_is_noticed(copies):
 
 def test_shards_move_to_huge_pages_together(copies):
     file = _core.GgufFile(str(copies[0]))
-    whole, moved = file.bytes().copy(), file.move_to_huge_pages()
+    whole = file.bytes().copy()
+    moved = file.move_to_huge_pages(0, len(whole))
     assert np.array_equal(file.bytes(), whole)
     for copy in copies if moved else []:
         copy.write_bytes(b"")  # a mapping would die

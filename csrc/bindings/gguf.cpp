@@ -140,7 +140,8 @@ void bind_gguf(nb::module_& m) {
         .def("tensor_bytes",
              [](const GgufFile& f, const std::string& name) { return find_tensor(f, name).bytes(); })
         .def("read", &read_tensor)
-        .def("move_to_huge_pages", &GgufFile::move_to_huge_pages, nb::call_guard<nb::gil_scoped_release>())
+        .def("move_to_huge_pages", &GgufFile::move_to_huge_pages, nb::arg("first"), nb::arg("bytes"),
+             nb::call_guard<nb::gil_scoped_release>())
         .def("require_unchanged", &GgufFile::require_unchanged)
         .def("bytes", [](const nb::handle& self) {
             const auto bytes = nb::cast<const GgufFile&>(self).bytes();

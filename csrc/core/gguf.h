@@ -76,7 +76,9 @@ class GgufFile {
         if (file_) file_->require_unchanged();
     }
     /// MappedFile::move_to_huge_pages, of what was opened: tensors stay where they are.
-    bool move_to_huge_pages() { return file_ && file_->move_to_huge_pages(); }
+    bool move_to_huge_pages(size_t first, size_t bytes) {
+        return file_ && file_->move_to_huge_pages(first, bytes);
+    }
     /// MappedFile::let_go, of a tensor that is no longer read in place.
     void let_go(const Tensor& t) const {
         if (file_) file_->let_go(t.data, t.bytes());

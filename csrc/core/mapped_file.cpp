@@ -140,29 +140,32 @@ MappedFile::~MappedFile() {
     if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
+bool MappedFile::move_to_huge_pages(size_t first, size_t bytes) {
+    const bool whole = bytes % kHugePage == 0 || bytes == size_ - first;
+    if (first % kHugePage != 0 || first >= size_ || bytes == 0 || bytes > size_ - first || !whole)
+        fail(ErrorCode::argument, "bytes ", first, " to ", first + bytes, " are not whole huge pages of ",
+             size_);
 #ifdef __linux__
-bool MappedFile::move_to_huge_pages() {
-    if (!data_) return false;
-    void* const copy = map_zeros(size_, PROT_READ | PROT_WRITE, 0);
+    void *const place = const_cast<std::byte*>(data_ + first), *const copy = map_zeros(
+                                                                   bytes, PROT_READ | PROT_WRITE, 0);
     if (copy == MAP_FAILED) return false;
-    wish_for_huge_pages(copy, size_);
-    std::memcpy(copy, data_, size_);
-    void* const place = const_cast<std::byte*>(data_);
-    const bool moved = ::mprotect(copy, size_, PROT_READ) == 0 &&
-                       ::mremap(copy, size_, size_, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place;
-    if (!moved) ::munmap(copy, size_);
-    is_copy_ = is_copy_ || moved;
+    wish_for_huge_pages(copy, bytes);
+    std::memcpy(copy, place, bytes);
+    const bool moved = ::mprotect(copy, bytes, PROT_READ) == 0 &&
+                       ::mremap(copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place;
+    if (!moved) ::munmap(copy, bytes);
+    has_copies_ = has_copies_ || moved;
     return moved;
-}
 #else
-bool MappedFile::move_to_huge_pages() { return false; }
+    return false;
 #endif
+}
 
 void MappedFile::let_go(const void* first, size_t bytes) const {
     const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
     const uintptr_t at = reinterpret_cast<uintptr_t>(first), begin = (at + page - 1) / page * page;
     const uintptr_t end = (at + bytes) / page * page;
-    if (!is_copy_ && begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+    if (!has_copies_ && begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
 void MappedFile::require_unchanged() const {

@@ -35,12 +35,14 @@ class MappedFile {
     size_t size() const { return size_; }
     const std::vector<Part>& parts() const { return parts_; }
 
-    /// Replaces the mapping by a copy in anonymous huge pages, at the same addresses. Returns false, without
-    /// effect, if the system does not support it or has too little memory.
-    bool move_to_huge_pages();
+    /// Replaces the mapping of bytes [first, first + bytes) by a copy in anonymous huge pages, at the same
+    /// addresses; others may read them meanwhile. first: a multiple of kHugePage; so is bytes, unless it ends
+    /// with the mapping. Returns false, without effect, if the system does not support it or has too little
+    /// memory. Throws Error{argument}: no such bytes.
+    bool move_to_huge_pages(size_t first, size_t bytes);
 
     /// Releases the pages that are wholly in these bytes: reading one again takes it from the page cache or
-    /// the file. No effect on a copy.
+    /// the file. No effect once some were copied.
     void let_go(const void* first, size_t bytes) const;
 
     /// Throws Error{io} if one of the opened files (not another that replaced it) was written to or truncated
@@ -51,7 +53,7 @@ class MappedFile {
     std::vector<Part> parts_;
     const std::byte* data_ = nullptr;
     size_t size_ = 0;
-    bool is_copy_ = false;
+    bool has_copies_ = false;
 };
 
 }  // namespace slimrt

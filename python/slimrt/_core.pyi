@@ -83,9 +83,10 @@ class GgufFile:
     def bytes(self) -> NDArray[np.uint8]:
         """All of the file, and of its other shards behind it, read-only, where it is mapped: what a path leads to later
         may be another file."""
-    def move_to_huge_pages(self) -> bool:
-        """Puts a copy in huge pages of this process's memory where the file is mapped, for engines that have it too.
-        False, and nothing has changed: the system cannot, or there is no memory."""
+    def move_to_huge_pages(self, first: int, bytes: int) -> bool:
+        """Puts a copy of these bytes, whole huge pages of 2 MiB (or up to the end), in such pages of this process's
+        memory where the file is mapped, for engines that have it too. False, and nothing has changed: the system
+        cannot, or there is no memory."""
     def require_unchanged(self) -> None:
         """OSError: the file was written to or cut since it was opened."""
 

@@ -21,9 +21,8 @@ from slimrt.plumbing.files import cache_directory, written_beside
 
 _FORMAT = 6  # of the file; raise it when kernels prefetch differently, so that older measurements are repeated
 _SECONDS, _SECONDS_OF_ALL = 0.2, 0.6  # time to tune one kind at most, and all kinds of a load together
-_ENVIRONMENT = "SLIMRT_ACCESS"
+ENVIRONMENT = "SLIMRT_ACCESS"
 _ROWS = ("float_rows", "rows")  # kinds that are cache rows, not weights
-_WORTHWHILE = 1.05  # gain from which huge pages are used
 _TURNS, _REPETITIONS = 3, 3  # of timing attention: rounds over all kinds, repetitions in a round
 _FEWEST_ROWS, _MOST_ROWS = 2048, 32768
 
@@ -162,7 +161,7 @@ def attention_rates(kinds: Iterable[Decoding], n_threads: int = 0) -> dict[Decod
     known = _of_threads(isa, n_threads).get("attention", {})
     wanted = list(dict.fromkeys(kinds))
     if not all(str(kind) in known for kind in wanted):
-        if not os.environ.get(_ENVIRONMENT):
+        if not os.environ.get(ENVIRONMENT):
             _follow(_ROWS, n_threads, isa)  # prefetch as engines will
         turns = [{str(kind): _per_row(kind, isa, n_threads) for kind in wanted} for _ in range(_TURNS)]
         known = {name: median(turn[name] for turn in turns) for name in turns[0]}
@@ -196,7 +195,7 @@ def follow(weights: Mapping[str, int], n_threads: int, *, isa: str = "") -> dict
     everything if SLIMRT_ACCESS is set. Returns the policies that differ from the default.
     """
     core.set_access("usual")
-    if os.environ.get(_ENVIRONMENT) or sum(weights.values()) <= core.cpu_info()["cache_bytes"]:
+    if os.environ.get(ENVIRONMENT) or sum(weights.values()) <= core.cpu_info()["cache_bytes"]:
         return {}
     least = core.cpu_info()["cache_bytes"] // 2
     kinds = [kind for kind in core.cpu_info()["access_kinds"] if kind in _ROWS or weights.get(kind, 0) > least]
@@ -208,22 +207,6 @@ def _follow(kinds: Iterable[str], n_threads: int, isa: str) -> dict[str, Tuned]:
     if found:
         core.set_access(",".join(f"{kind}={one.best}" for kind, one in found.items()))
     return found
-
-
-def use_huge_pages(file: core.GgufFile, n_threads: int) -> float:
-    """Replace a model's mapped file by a copy in huge pages, if products are at least 5 % faster with it and the copy
-    takes at most half of the available memory. The copy belongs to this process; the kernel may evict the file's pages.
-
-    Returns the speedup; 0.0: nothing was copied. Nothing is if SLIMRT_ACCESS is set or the file fits the CPU's caches.
-    """
-    size, free = file.bytes().size, core.available_memory()
-    if os.environ.get(_ENVIRONMENT) or size <= core.cpu_info()["cache_bytes"] or 2 * size > free:
-        return 0.0
-    with suppress(WontFitError):
-        gain = core.huge_page_gain(file, n_threads)
-        if gain > _WORTHWHILE and file.move_to_huge_pages():
-            return gain
-    return 0.0
 
 
 def _resolved(isa: str, n_threads: int) -> tuple[str, int]:

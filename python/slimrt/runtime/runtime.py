@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,7 @@ from slimrt.plumbing.forking import watch
 from slimrt.plumbing.notes import note, tell
 from slimrt.plumbing.units import format_both, format_bytes
 from slimrt.runtime.fold_at_load import fold, needs_folding, refusal, require_precise
+from slimrt.runtime.huge_pages import HugePages
 
 _NEXT = 4  # threads of async calls beyond the sequences of a model
 
@@ -49,6 +51,7 @@ class Runtime:
         show_progress: whether long work shows a progress bar.
         lossy: sentences on modes over the limit that allow_lossy permits; "": none.
         access: prefetch policies that differ from the default (slimrt.machine), as text.
+        huge_pages: moves the weights there while the engine is used; None: they stay where they are.
         loop: the scheduling loop of all its tasks (generation.loop); None: not started yet.
         draft: a draft model, closed with this one (generation.draft_model); None: none.
         reclaim: frees this many cache blocks that are kept for reuse only, or all of them; returns 0 if there are none.
@@ -64,6 +67,7 @@ class Runtime:
         self.show_progress = show_progress
         self.lossy = ""
         self.access = ""
+        self.huge_pages: HugePages | None = None
         self.compared = ""
         self.choice = CacheChoice.of()
         self.loop: Any = None
@@ -127,6 +131,7 @@ class Runtime:
                 )
             if self._user is not None:
                 raise RuntimeError("a progress callback must not use the model that calls it")
+            started = time.perf_counter()
             try:
                 self._user = threading.get_ident()
                 while self._dropped:
@@ -134,6 +139,8 @@ class Runtime:
                 yield self._engine
             finally:
                 self._user = None
+            if self.huge_pages:
+                self.huge_pages.after(time.perf_counter() - started)
 
     def after_fork(self) -> None:
         """Called in a forked child: a model that no other thread was using continues to work, with new threads; else it
@@ -241,7 +248,10 @@ def load(
     runtime = Runtime(source, engine, show_progress=progress.wanted(show_progress))
     runtime.compared, runtime.choice = compared, choice
     runtime.lossy = "; ".join(lossy + folded_lossy)
-    runtime.access = ", ".join(filter(None, (access, _copied(source, planner, engine))))
+    runtime.access = access
+    # Types that are kept in another layout are no longer read from the file. A plan counts mapped weights in any case.
+    if planner.device == "cpu" and 2 * engine.memory()["mapped"] >= source.file.bytes().size:
+        runtime.huge_pages = HugePages(source.file, planner.n_threads)
     if cross := runtime.info.get("cross"):
         cross["reason"] = choice.cross.reason(source, cross["mode"])
     return runtime
@@ -273,16 +283,6 @@ def _follow_machine(source: ModelSource, planner: Planner) -> str:
         return ""
     found = machine.follow(machine.bytes_by_type(source.file), planner.n_threads)
     return ", ".join(f"{kind} {one.best} ({one.gain:.2f} times as fast)" for kind, one in found.items())
-
-
-def _copied(source: ModelSource, planner: Planner, engine: core.Engine) -> str:
-    """Copy a loaded model's weights into huge pages if that is faster, and return a phrase on it, or "". A plan counts
-    mapped weights in any case. Files less than half of which stays mapped (types that are kept in another layout) are
-    not copied."""
-    if planner.device != "cpu" or 2 * engine.memory()["mapped"] < source.file.bytes().size:
-        return ""
-    gain = machine.use_huge_pages(source.file, planner.n_threads)
-    return f"weights copied into huge pages ({gain:.2f} times as fast)" if gain else ""
 
 
 def _check_calibration(source: ModelSource, calibration: str | os.PathLike[str] | None) -> None:
