@@ -163,6 +163,8 @@ class Bench:
                 show_progress=shown,
                 calibration=args.calibration,
             )
+            if one.huge_pages:
+                one.huge_pages.finish()  # what is measured is a model that has worked for a while
             self._loaded.append((choice, one))
             self.info = one.info
 
