@@ -6,7 +6,6 @@ import atexit
 import logging
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from slimrt import core, machine
@@ -131,7 +131,7 @@ class Runtime:
                 )
             if self._user is not None:
                 raise RuntimeError("a progress callback must not use the model that calls it")
-            started = time.perf_counter()
+            started = perf_counter()
             try:
                 self._user = threading.get_ident()
                 while self._dropped:
@@ -140,7 +140,7 @@ class Runtime:
             finally:
                 self._user = None
             if self.huge_pages:
-                self.huge_pages.after(time.perf_counter() - started)
+                self.huge_pages.after(perf_counter() - started)
 
     def after_fork(self) -> None:
         """Called in a forked child: a model that no other thread was using continues to work, with new threads; else it
