@@ -138,6 +138,13 @@ def test_a_call_behind_thoughts(chat, call):
     assert (message["content"], message["reasoning_content"], reason) == (None, "hm, 1 < 2", "tool_calls")
 
 
+@pytest.mark.parametrize(("stop", "reason"), [(":", "stop"), ("}", "stop"), ("<|call|>", "tool_calls")])
+def test_a_stop_string_within_a_call_cuts_it_off_and_that_is_said(chat, stop, reason):
+    pytest.importorskip("llguidance")
+    message, told_reason, _ = asked(chat, THINKS + TURN + CALL, tools=TOOLS, stop=[stop])
+    assert message["tool_calls"][0]["function"]["name"] == "add" and told_reason == reason
+
+
 def test_who_may_call_need_not(chat):
     pytest.importorskip("llguidance")
     message, reason, _ = asked(chat, THINKS + TURN + FINAL, hot=False, tools=TOOLS)

@@ -209,7 +209,7 @@ def test_what_is_no_call_is_content():
 def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes():
     parser = AnswerParser(None, False, FORMATS["HERMES"], ["add"])
     message = joined(told(parser, ['so <tool_call>\n{"name": "add", "arguments": {"a": [1, ']))
-    assert message["content"] == "so" and parser.calls == 1
+    assert message["content"] == "so" and parser.calls == 1 and not parser.has_called
     assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": [1, '}
 
 
@@ -528,6 +528,19 @@ def test_a_call_that_finds_no_room_ends_with_length(chat):
     options = {"tools": TOOLS, "tool_choice": "required", "chat_template": tool_templates.HERMES, "seed": 4}
     cut = chat.create_chat_completion(MESSAGES, max_tokens=12, **options)["choices"][0]
     assert cut["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(("stop", "reason"), [('"b"', "stop"), ("</tool_call>", "tool_calls")])
+def test_a_stop_string_within_a_call_cuts_it_off_and_that_is_said(chat, stop, reason):
+    pytest.importorskip("llguidance")
+    options = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "add"}}, "stop": [stop]}
+    options |= {"chat_template": tool_templates.HERMES, "seed": 4, "max_tokens": 400}
+    whole = chat.create_chat_completion(MESSAGES, **options)["choices"][0]
+    *_, last = chat.create_chat_completion(MESSAGES, stream=True, **options)
+    assert whole["finish_reason"] == last["choices"][0]["finish_reason"] == reason
+    arguments = whole["message"]["tool_calls"][0]["function"]["arguments"]
+    with pytest.raises(ValueError, match="property name") if reason == "stop" else contextlib.nullcontext():
+        json.loads(arguments)
 
 
 def test_a_schema_holds_behind_the_thoughts(chat):

@@ -19,9 +19,11 @@ _MORE, _NOT = -1, -2
 
 
 class Parser(Protocol):
-    """A parser of one answer. calls: tool calls so far."""
+    """A parser of one answer."""
 
-    calls: int
+    @property
+    def has_called(self) -> bool:
+        """There are tool calls, and the arguments of the last one are complete."""
 
     def feed(self, text: str) -> list[Delta]:
         """The deltas of a further piece, as in OpenAI's chunks: {"content": text}, {"reasoning_content": text},
@@ -29,6 +31,39 @@ class Parser(Protocol):
 
     def flush(self) -> list[Delta]:
         """The remaining deltas, when no more text comes."""
+
+
+class Arguments:
+    """Finds where the arguments of a call end, an object or a list, in text that comes in pieces.
+
+    Attributes:
+        ended: their last bracket came, or something that is none of theirs.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._depth, self._quoted, self._escaped = 0, False, False
+
+    def take(self, text: str) -> int:
+        """How many characters of a further piece belong to them."""
+        for at, letter in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped, self._quoted = letter == "\\", letter != '"'
+            elif letter == '"':
+                self._quoted = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self.ended = True
+                    return at + 1
+            elif self._depth == 0:
+                self.ended = True
+                return at
+        return len(text)
 
 
 class AnswerParser:
@@ -56,10 +91,15 @@ class AnswerParser:
         self._held = ""  # text not passed on yet
         self._begun = self._space = ""  # the beginning of a call, and the space before it: content if it is none
         self._strip = opened  # white space that comes next is dropped
-        self._depth, self._quoted, self._escaped = 0, False, False
+        self._arguments = Arguments()
         self._calling = False  # after a call, until the tail of all calls has been read
         self._deltas: list[Delta] = []
         self._state = self._in_thoughts if opened else self._at_start if thoughts else self._in_content
+
+    @property
+    def has_called(self) -> bool:
+        """There are calls, and the arguments of the last one are complete."""
+        return self.calls > 0 and self._arguments.ended
 
     def feed(self, text: str) -> list[Delta]:
         """The deltas of a further piece."""
@@ -126,20 +166,19 @@ class AnswerParser:
             return False if _MORE in sizes else self._not_a_call()
         name, size = found
         self._held, self._begun, self._space, self._state = self._held[size:], "", "", self._in_arguments
-        self._depth, self._quoted, self._escaped = 0, False, False
+        self._arguments = Arguments()
         self._deltas.append(call_begun(self.calls, name))
         self.calls, self._calling = self.calls + 1, True
         return True
 
     def _in_arguments(self) -> bool:
-        size = self._scan()
-        ended, piece = self._depth == 0, self._held[:size]
-        self._held = self._held[size:]
+        size = self._arguments.take(self._held)
+        piece, self._held = self._held[:size], self._held[size:]
         if piece:
             self._deltas.append({"tool_calls": [{"index": self.calls - 1, "function": {"arguments": piece}}]})
-        if ended:
+        if self._arguments.ended:
             self._state = self._behind_arguments
-        return ended
+        return self._arguments.ended
 
     def _behind_arguments(self) -> bool:
         assert self._format is not None
@@ -173,26 +212,6 @@ class AnswerParser:
         self._held, self._begun, self._space, self._state = text[1:], "", "", self._in_content
         self._calling = False
         return True
-
-    def _scan(self) -> int:
-        """How many held characters belong to the arguments, an object or a list."""
-        for at, letter in enumerate(self._held):
-            if self._escaped:
-                self._escaped = False
-            elif self._quoted:
-                self._escaped, self._quoted = letter == "\\", letter != '"'
-            elif letter == '"':
-                self._quoted = True
-            elif letter in "{[":
-                self._depth += 1
-            elif letter in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    self._depth = 0
-                    return at + 1
-            elif self._depth == 0:
-                return at
-        return len(self._held)
 
     def _release(self, part: str, mark: str) -> bool:
         """Pass on the held text, except an end that may be the start of the mark, and white space before that."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from slimrt.openai.answer import Delta, call_begun
+from slimrt.openai.answer import Arguments, Delta, call_begun
 from slimrt.tokenizer.channels import ANALYSIS, MARKS
 from slimrt.tokenizer.tokenizer import Tokenizer
 
@@ -39,11 +39,17 @@ class HarmonyParser:
     def __init__(self, names: Sequence[str] = ()):
         self.calls, self.part = 0, ""
         self._names = frozenset(names)
+        self._arguments = Arguments()  # of the last call
         self._held = ""  # text not passed on yet
         self._is_plain = False  # the rest is content without marks
         self._before = ""  # put before the next text of the message
         self._told: set[str] = set()
         self._deltas: list[Delta] = []
+
+    @property
+    def has_called(self) -> bool:
+        """There are calls, and the arguments of the last one are complete."""
+        return self.calls > 0 and self._arguments.ended
 
     def feed(self, text: str) -> list[Delta]:
         """The deltas of a further piece."""
@@ -80,6 +86,7 @@ class HarmonyParser:
         if recipient and recipient[1].startswith(_FUNCTION) and name in self._names:
             self._deltas.append(call_begun(self.calls, name))
             self.calls, self.part, self._before = self.calls + 1, "tool_calls", ""
+            self._arguments = Arguments()
             return
         self._begin("reasoning_content" if channel and channel[1] == "analysis" else "content")
         self._before += f"to={recipient[1]} " if recipient else ""  # an unknown tool: its name is shown
@@ -105,6 +112,8 @@ class HarmonyParser:
         if not text:
             return
         if self.part == "tool_calls":
+            if not self._arguments.ended:
+                self._arguments.take(text)
             self._deltas.append({"tool_calls": [{"index": self.calls - 1, "function": {"arguments": text}}]})
             return
         self._deltas.append({self.part: self._before + text})

@@ -257,7 +257,7 @@ def _chat_chunks(
                 told += len(tokens)
                 yield head.response(_CHUNK, [chat_piece(0, delta, shown(tokens) if tokens else None, None)])
         result = stream.result
-        rest, reason = (result.logprobs or ())[told:], chat_reason(result, parser.calls)
+        rest, reason = (result.logprobs or ())[told:], chat_reason(result, parser.has_called)
         yield head.response(_CHUNK, [chat_piece(0, {}, shown(rest) if rest else None, reason)])
         if counts:
             yield head.response(_CHUNK, [], usage([result], [result]) | chat.details([result]))

@@ -57,9 +57,9 @@ def completion_choice(index: int, text: str, logprobs: Json | None, reason: str 
     return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
 
 
-def chat_reason(result: Generation, calls: int) -> str | None:
-    """OpenAI's finish_reason of a message with this many tool calls."""
-    return "tool_calls" if calls and result.finish_reason == "stop" else finish_reason(result)
+def chat_reason(result: Generation, has_called: bool) -> str | None:
+    """OpenAI's finish_reason of a message. has_called: it has tool calls, and none is cut off, as by a stop string."""
+    return "tool_calls" if has_called and result.finish_reason == "stop" else finish_reason(result)
 
 
 def chat_choice(index: int, message: Json, reason: str | None, logprobs: Json | None) -> Json:

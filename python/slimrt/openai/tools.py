@@ -81,7 +81,7 @@ class Chat:
         """The message of an answer, and its finish_reason, in OpenAI's format."""
         parser = self.parser()
         message = joined([*parser.feed(result.text), *parser.flush()])
-        return message, chat_reason(result, parser.calls)
+        return message, chat_reason(result, parser.has_called)
 
     def details(self, results: Sequence[Generation]) -> dict[str, Any]:
         """completion_tokens_details for the usage; empty if the model writes no thoughts."""

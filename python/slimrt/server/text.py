@@ -126,7 +126,7 @@ class ChatChoice:
 
     def closing(self, result: Generation, tokens: Sequence[TokenLogprob], late: bool) -> list[Json]:
         told = self._chunks(self._parser.flush(), ())
-        reason = "length" if late else chat_reason(result, self._parser.calls)
+        reason = "length" if late else chat_reason(result, self._parser.has_called)
         return [*told, chat_piece(self.index, {}, self.shown(tokens) if tokens else None, reason)]
 
     def whole(self, result: Generation, late: bool) -> Json:
