@@ -62,6 +62,7 @@ def test_messages_of_several_lines_and_with_a_slash(chat, tmp_path):
         ("/set temp warm", "temperature must be a number, got 'warm'"),
         ("/set seed", r"/set seed needs a VALUE \(now None\)"),
         ("/load nowhere.json", "nowhere.json: No such file"),
+        ("/load ~no-such-user/x", "~no-such-user/x: ~ stands for no home directory"),
         ('"""hello', 'the message that """ opened was not closed'),
     ],
 )
@@ -288,7 +289,7 @@ def terminal(tiny, tmp_path):
 
 
 def test_ctrl_c_never_loses_a_conversation(terminal, tmp_path):
-    """At the prompt, in a half typed line, while a command is wrong, in an answer without end; then EOF."""
+    """At the prompt, in a half typed line, while commands are wrong, in an answer without end; then EOF."""
     one, saved = terminal("-n", "5"), tmp_path / "chat.json"
     one.read("> $")
     one.type("hello\n")
@@ -300,6 +301,8 @@ def test_ctrl_c_never_loses_a_conversation(terminal, tmp_path):
     one.read("leaves\n> $")
     one.type("/wrong\n")
     assert "slimrt: command '/wrong' is not supported" in one.read("\n> $")
+    one.type("/save ~no-such-user/x\n")
+    assert "slimrt: ~no-such-user/x: ~ stands for no home directory" in one.read("\n> $")
     one.type('"""two\n')
     one.read(r"\n\. $")
     one.type('lines"""\n')

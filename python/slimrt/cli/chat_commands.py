@@ -100,7 +100,11 @@ class Commands:
 
 
 def _path(name: str) -> Path:
-    return Path(name).expanduser()
+    """A path, with ~ expanded. ValueError: ~ names nobody's home directory."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{name}: ~ stands for no home directory that is known here: write the whole path") from None
 
 
 def _value(text: str) -> Any:
