@@ -59,7 +59,11 @@ def test_messages_of_several_lines_and_with_a_slash(chat, tmp_path):
         ("/regenerate", "there is no message to answer again"),
         ("/set top_q 1", r"option 'top_q' .*did you mean 'top_"),
         ("/set top_p 2", "top_p must lie in"),
-        ("/set temp warm", "temperature must be a number, got 'warm'"),
+        ("/set temp warm", "^slimrt: error: temperature must be a number, got 'warm'$"),
+        ("/set max_tokens none", "^slimrt: error: max_tokens must be a whole number, got None$"),
+        ('/set logit_bias {"a": 3}', "^slimrt: error: a token id in logit_bias must be a whole number, got 'a'$"),
+        pytest.param(f"/set seed {'[' * 9999}", "^slimrt: error: seed must be a whole number, got '", id="deep"),
+        ("/set num_beams 2", "num_beams: chat shows a text as it comes, and beam search chooses it at the end"),
         ("/set seed", r"/set seed needs a VALUE \(now None\)"),
         ("/load nowhere.json", "nowhere.json: No such file"),
         ("/load ~no-such-user/x", "~no-such-user/x: ~ stands for no home directory"),
@@ -85,6 +89,11 @@ def test_set_regenerate_and_system(chat, tmp_path):
     messages = json.loads(saved.read_text())
     assert messages[0] == {"role": "system", "content": "be kind"} and messages[2]["content"] == third["text"]
     assert len(messages) == 3
+
+
+def test_biases_of_tokens_are_set_as_json(chat):
+    code, answers, err = chat('/set logit_bias {"5": 1000}\nhello\n')
+    assert code == 0 and "logit_bias {5: 1000}\n" in err and set(answers[0]["tokens"]) == {5}
 
 
 # ---------------------------------------------------------------- one message

@@ -91,7 +91,7 @@ class Commands:
         if text and not value.strip():
             raise ValueError(f"/set {name} needs a VALUE (now {options[name]})")
         if text:
-            self.conversation.set(**{name: _value(value.strip())})
+            self.conversation.set(**{name: _value(name, value.strip())})
         shown = [name] if text else list(options)
         print(", ".join(f"{name} {self.conversation.options[name]}" for name in shown), file=sys.stderr)
 
@@ -107,11 +107,14 @@ def _path(name: str) -> Path:
         raise ValueError(f"{name}: ~ stands for no home directory that is known here: write the whole path") from None
 
 
-def _value(text: str) -> Any:
-    """A JSON value such as a number, or else the text itself; "none" is None."""
+def _value(name: str, text: str) -> Any:
+    """The value of an option: JSON such as a number, or else the text itself; "none" is None."""
     if text.lower() in ("none", "null"):
         return None
     try:
-        return json.loads(text)
-    except ValueError:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
         return text
+    if name == "logit_bias" and isinstance(value, dict):  # keys are texts in JSON
+        return {int(id) if id.isdecimal() else id: bias for id, bias in value.items()}
+    return value

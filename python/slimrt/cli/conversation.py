@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from slimrt.cli.common import note
 from slimrt.cli.generate import timings_line
 from slimrt.cli.sampling import constraint_arguments, sampling_arguments
-from slimrt.errors import ChatError
+from slimrt.errors import ChatError, UnsupportedError
 from slimrt.generation.options import Options
 from slimrt.model import Model
 from slimrt.plumbing.files import decode_text, state_directory, written_beside
@@ -91,10 +91,17 @@ class Conversation:
         """Change options of sampling.
 
         Raises:
-            ValueError, TypeError, UnsupportedError: an unknown option, or an invalid value.
+            ValueError, UnsupportedError: an invalid value, of a wrong type too, or one that no answer can be made with.
         """
         options = self.options | changes
-        Options(**options).sampler(0)
+        try:
+            checked = Options(**options)
+            checked.sampler(0)
+        except TypeError as error:  # what was typed is wrong, not the program
+            raise ValueError(str(error)) from None
+        if checked.num_beams > 1:
+            raise UnsupportedError("num_beams: chat shows a text as it comes, and beam search chooses it at the end: "
+                                   "slimrt generate has it")  # fmt: skip
         self.options = options
 
     def _answer(self, messages: list[dict[str, Any]]) -> None:
