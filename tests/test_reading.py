@@ -131,6 +131,21 @@ def _check_scores(model: slimrt.Model, steps: list[tuple[int, int, bool]]) -> No
         scored(model._runtime, [5] * 513, 1)
 
 
+@pytest.mark.parametrize("read", [lambda model, ids: model.score(ids[:100]).logprobs,
+                                  lambda model, ids: model.perplexity(ids, stride=60)])  # fmt: skip
+def test_a_score_waits_for_room_that_another_text_has(read):
+    """Beside another caller's text, which has a block that the score needs."""
+    with slimrt.Model(MODELS / "tale-llama.gguf", n_ctx=128, n_seqs=2, cache_tokens=128, cache_type="f32") as model:
+        ids = model.tokenize(LONG)[:180]
+        wanted = read(model, ids)
+        loop, run = loop_of(model._runtime), text(model, 20)
+        other = loop.submit(run.task(), eager=True)
+        while len(run.tokens) < 2:
+            loop.step()
+        np.testing.assert_allclose(read(model, ids), wanted, atol=0.02)  # f16 weights, other steps
+        assert len(finish(loop, other)[0].tokens) == 20
+
+
 def test_a_forecast_of_many_series_leaves_room_for_another(steps):
     series = [np.sin(np.arange(60 + i) / 3) for i in range(40)]
     with slimrt.Model(MODELS / "tale-chronos.gguf", n_seqs=2) as model:

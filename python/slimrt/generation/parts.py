@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slimrt.cache.server_sizes import ROWS_OF_A_PIECE
 from slimrt.generation.search import Append, Decode, Read
 from slimrt.generation.sequences import Report, Sequences
 from slimrt.generation.tickets import Call, Ticket
@@ -28,11 +27,11 @@ class Part:
         self.few = all(len(ids) <= FEW for _, ids in self.items)
         self.before = engine.stored(ticket.left[0][0])
         self._lacked = len(self.items[0][1]) - len(ticket.left[0][1])
-        reads = isinstance(ticket.wants, Read)
-        self.states = isinstance(ticket.wants, Read) and ticket.wants.states
-        self.scores = reads and not self.states
-        if self.scores:
-            self.cut(ROWS_OF_A_PIECE)
+        reads = ticket.wants if isinstance(ticket.wants, Read) else None
+        self.states = reads is not None and reads.states
+        self.scores = reads is not None and not reads.states
+        if reads is not None and not reads.states:
+            self.cut(reads.most)
 
     @property
     def outputs(self) -> list[int]:

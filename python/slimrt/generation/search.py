@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt import core
+from slimrt.cache.server_sizes import ROWS_OF_A_PIECE
 from slimrt.errors import ModelFormatError
 from slimrt.generation.bans import Bans
 from slimrt.plumbing.numbers import log_normaliser
@@ -123,11 +124,13 @@ class Read:
     float32 (n, vocab); the task asks again for the rest. Errors as Append.
 
     states: hidden states (n, d_model), the input of the head, in place of logits.
+    most: rows of logits in a step at most, since they are large.
     """
 
     sequence: Any
     tokens: Sequence[int]
     states: bool = False
+    most: int = ROWS_OF_A_PIECE
 
     @property
     def items(self) -> Sequence[tuple[Any, Sequence[int]]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from slimrt.generation.loop import loop_of
+from slimrt.generation.search import Append, Read, Task
 from slimrt.plumbing import progress
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.numbers import log_softmax_at
@@ -40,17 +42,25 @@ def perplexity(runtime: Runtime, ids: list[int], stride: int | None) -> float:
 
 
 def _window(runtime: Runtime, ids: list[int], first: int) -> NDArray[np.float64]:
-    """Logprobs of ids[first:], each given all ids before it; n_batch at a time, since rows of logits are large."""
-    n_batch = int(runtime.info["n_batch"])
-    parts = []
-    with runtime.lock, Session.new(runtime) as session:
+    """Logprobs of ids[first:], each given all ids before it."""
+    return loop_of(runtime).run([(1, _scored(runtime, ids, first))])[0]
+
+
+def _scored(runtime: Runtime, ids: list[int], first: int) -> Task[NDArray[np.float64]]:
+    """The same as a task; n_batch at a time, since rows of logits are large."""
+    n_batch, parts, at = int(runtime.info["n_batch"]), list[NDArray[np.float64]](), first
+    with (
+        Session.new(runtime) as session,
+        progress.bar(runtime.show_progress, len(ids) - first, "score", "tok") as update,
+    ):
+        session.replaceable = True
         if first > 1:
-            session.append(ids[: first - 1], last_only=True)
-        with progress.bar(runtime.show_progress, len(ids) - first, "score", "tok") as update:
-            for start in range(first - 1, len(ids) - 1, n_batch):
-                end = min(start + n_batch, len(ids) - 1)
-                parts.append(log_softmax_at(session.append(ids[start:end]), ids[start + 1 : end + 1]))
-                update(end - first + 1, len(ids) - first)
+            yield Append([(session, ids[: first - 1])])
+        while at < len(ids):
+            logits = yield Read(session, ids[at - 1 : -1], most=n_batch)
+            parts.append(log_softmax_at(logits, ids[at : at + len(logits)]))
+            at += len(logits)
+            update(at - first, len(ids) - first)
     return np.concatenate(parts)
 
 
