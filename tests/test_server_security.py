@@ -41,7 +41,8 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Open to the network, with keys."""
     folder = tmp_path_factory.mktemp("locked")
     (folder / "keys").write_text(f"{KEY}\n\nschl\u00fcssel\n", encoding="utf-8")
-    with served(folder, "--host", "0.0.0.0", "--api-key-file", str(folder / "keys"), SLIMRT_API_KEY="third") as running:
+    variable = {"SLIMRT_API_KEY": " third\n"}  # with the end of line of a mounted secret
+    with served(folder, "--host", "0.0.0.0", "--api-key-file", str(folder / "keys"), **variable) as running:
         yield running
 
 
@@ -102,9 +103,10 @@ class TestKeys:
         for flag, twin in (("--api-key", "SLIMRT_API_KEY"), ("--api-key-file", "SLIMRT_API_KEY_FILE")):
             code, out, err = run("serve", CHAT, flag, "")
             assert (code, out) == (2, "") and f"error: {flag} {EMPTY}" in err
-            monkeypatch.setenv(twin, "")
-            code, out, err = run("serve", CHAT)
-            assert (code, out) == (2, "") and f"error: {twin} {EMPTY}" in err
+            for nothing in ("", " \n"):
+                monkeypatch.setenv(twin, nothing)
+                code, out, err = run("serve", CHAT)
+                assert (code, out) == (2, "") and f"error: {twin} {EMPTY}" in err
             monkeypatch.delenv(twin)
 
 

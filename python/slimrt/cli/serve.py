@@ -147,14 +147,17 @@ def _with_room(args: argparse.Namespace, source: ModelSource) -> Model:
 
 
 def _keys(args: argparse.Namespace) -> tuple[str, ...]:
-    """All API keys. ValueError: a key file without keys. A flag or variable that is given but empty is wrong usage."""
+    """All API keys, without white space around them, such as the end of line of a mounted secret.
+
+    ValueError: a key file without keys. A flag or variable that is given but empty is wrong usage.
+    """
     for flag, twin in (("api_key", "SLIMRT_API_KEY"), ("api_key_file", "SLIMRT_API_KEY_FILE")):
-        given = getattr(args, flag)
-        value = os.environ.get(twin) if given is None else given
+        given, variable = getattr(args, flag), os.environ.get(twin)
+        value = variable if given is None else given
         if value is not None and not value.strip():
-            said = twin if given is None else f"--{flag.replace('_', '-')}"
+            said = twin if value == variable else f"--{flag.replace('_', '-')}"
             args.usage_error(f"{said} is empty, which would let anybody in: give it a value, or leave it out")
-    keys = [args.api_key] if args.api_key else []
+    keys = [args.api_key.strip()] if args.api_key else []
     if args.api_key_file:
         text = decode_text(Path(args.api_key_file).read_bytes(), args.api_key_file)
         found = [line.strip() for line in text.splitlines() if line.strip()]
