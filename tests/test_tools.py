@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import random
@@ -84,6 +85,7 @@ TOOLS = [
     tool("nothing"),
 ]
 MESSAGES = [{"role": "user", "content": "how is it?"}]
+DEEP = functools.reduce(lambda inner, _: [inner], range(5000), [])
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +273,7 @@ def test_calls_of_earlier_turns_are_as_the_template_wants_them(tokenizer):
         "role": "user", "content": "<tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response>",
     }  # fmt: skip
     assert messages[1]["tool_calls"] == [call]  # as it was
-    for wrong in ("{", "[1]"):
+    for wrong in ("{", "[1]", "[" * 5000, '{"a":' * 150 + "1" + "}" * 150):
         bad = {**call, "function": {"name": "add", "arguments": wrong}}
         with pytest.raises(ChatError, match=r"messages\[0\]: the arguments of add"):
             history([{"role": "assistant", "tool_calls": [bad]}], FORMATS["HERMES"])
@@ -412,6 +414,10 @@ def test_the_template_that_a_file_has_for_tools(chat, monkeypatch):
         ({"tools": [tool("a", b={"not": {}})]}, GrammarError, r'tools: .*"not"'),
         ({"tools": [{"function": {"name": "a", "parameters": {"type": "string"}}}]}, GrammarError, "a are an object"),
         ({"tools": [{"function": {"name": "a", "parameters": [1]}}]}, GrammarError, "a must be a JSON schema"),
+        ({"tools": [tool("a", b=DEEP)]}, ValueError, "tools: nested more than 100 deep"),
+        ({"tool_choice": DEEP}, ValueError, "tool_choice: nested more than 100 deep"),
+        ({"messages": [MESSAGES[0] | {"name": DEEP}]}, slimrt.ChatError, r"messages\[0\] is nested more than 100 deep"),
+        ({"variables": {"a": DEEP}}, slimrt.ChatError, "chat_template_kwargs are nested more than 100 deep"),
     ],
 )
 def test_wrong_requests(chat, request_, error, words):

@@ -16,7 +16,7 @@ from slimrt.generation.waiting import WaitingGrammar, split_controls
 from slimrt.openai.answer import AnswerParser, Parser, joined
 from slimrt.openai.harmony import HarmonyParser, harmony_source, thought_tokens
 from slimrt.openai.responses import chat_reason
-from slimrt.plumbing.arguments import unknown
+from slimrt.plumbing.arguments import DEEPEST, is_deeper, unknown
 from slimrt.results import Generation
 from slimrt.runtime.runtime import Runtime
 from slimrt.tokenizer.channels import MARKS, has_channels
@@ -173,9 +173,12 @@ def chosen_tools(request: ChatRequest) -> tuple[list[Mapping[str, Any]], bool]:
 
     Raises:
         TypeError: malformed tools. UnsupportedError: an unknown tool_choice.
-        ValueError: two tools with one name; a tool_choice that names none of the tools.
+        ValueError: two tools with one name; a tool_choice that names none of the tools; either is nested too deeply.
     """
     tools, choice = list(request.tools or ()), request.tool_choice
+    for what, value in (("tools", tools), ("tool_choice", choice)):
+        if is_deeper(value, DEEPEST):
+            raise ValueError(f"{what}: nested more than {DEEPEST} deep")
     names = [str(_function(one)["name"]) for one in tools]
     if len(set(names)) < len(names):
         raise ValueError("tools: two have the same name")

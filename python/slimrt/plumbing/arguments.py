@@ -6,8 +6,10 @@ import difflib
 import math
 import numbers
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+DEEPEST = 100  # levels of what templates and schemas are given
 
 
 def whole(name: str, value: Any) -> int:
@@ -68,6 +70,15 @@ def check_function(name: str, value: Any) -> None:
     """TypeError unless the value is None or callable."""
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be a function, got {value!r}")
+
+
+def is_deeper(value: Any, most: int) -> bool:
+    """Whether mappings and lists are nested more than `most` deep, which recursion along them might not bear."""
+    level = [value]
+    for _ in range(most):
+        level = [inner for one in level if isinstance(one, (Mapping, list, tuple))
+                 for inner in (one.values() if isinstance(one, Mapping) else one)]  # fmt: skip
+    return any(isinstance(one, (Mapping, list, tuple)) for one in level)
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from slimrt.generation.options import GenerateOptions, Options
 from slimrt.openai import tools
 from slimrt.openai.requests import OPTIONS, REFUSED, engine_options, refuse
 from slimrt.openai.responses import Json
+from slimrt.plumbing.arguments import is_deeper
 from slimrt.plumbing.keywords import refusal
 from slimrt.server.errors import Refusal, refusal_of
 from slimrt.server.limits import Limits
@@ -102,18 +103,8 @@ def read_object(body: bytes, limits: Limits) -> Json:
         raise Refusal(400, f"the body is not JSON: {error}", "invalid_json") from None
     if not isinstance(value, dict):
         raise Refusal(400, "the body must be a JSON object", "invalid_json")
-    level: list[Any] = [value]
-    depth = 0
-    while level:
-        depth += 1
-        if depth > limits.max_depth:
-            raise Refusal(400, f"the body is nested more than {limits.max_depth} deep", "invalid_json")
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, (dict, list))
-        ]
+    if is_deeper(value, limits.max_depth):
+        raise Refusal(400, f"the body is nested more than {limits.max_depth} deep", "invalid_json")
     if long := next((name for name in value if len(name) > _LONGEST_NAME), None):
         raise Refusal(400, f"there is no field {long[:_LONGEST_NAME]}...", "unknown_field")
     return value

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slimrt.errors import ChatError, UnsupportedError
-from slimrt.plumbing.arguments import unknown
+from slimrt.plumbing.arguments import DEEPEST, is_deeper, unknown
 from slimrt.plumbing.files import decode_text
 from slimrt.tokenizer.chat_templates import ENDS, TEMPLATES
 from slimrt.tokenizer.messages import Message, checked_messages
@@ -271,6 +271,8 @@ def _check_variables(variables: Mapping[str, Any], taken: Iterable[str]) -> None
     """ChatError: `variables` is not a mapping, or a variable is reserved or not JSON-serialisable."""
     if not isinstance(variables, Mapping):
         raise ChatError(f"chat_template_kwargs maps names to values, got {variables!r}")
+    if is_deeper(variables, DEEPEST):
+        raise ChatError(f"chat_template_kwargs are nested more than {DEEPEST} deep")
     for name, value in variables.items():
         if name in taken:
             raise ChatError(f"chat_template_kwargs: '{name}' is set by the conversation and the vocabulary")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slimrt.errors import ChatError
-from slimrt.plumbing.arguments import unknown
+from slimrt.plumbing.arguments import DEEPEST, is_deeper, unknown
 
 Message = Mapping[str, Any]
 
@@ -44,6 +44,9 @@ def checked_messages(messages: Sequence[Message], template: str, answer: bool) -
         raise ChatError(f"messages are a list of mappings with a role and a content, got {messages!r}")
     if not messages:
         raise ChatError("there are no messages: a conversation has at least one")
+    for i, message in enumerate(messages):
+        if is_deeper(message, DEEPEST):
+            raise ChatError(f"messages[{i}] is nested more than {DEEPEST} deep")
     made = [_checked(f"messages[{i}]", message, template) for i, message in enumerate(messages)]
     for i, message in enumerate(made):
         before = made[i - 1] if i else {}

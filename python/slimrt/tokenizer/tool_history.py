@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slimrt.errors import ChatError
+from slimrt.plumbing.arguments import DEEPEST, is_deeper
 from slimrt.tokenizer.tool_format import ID, ID_LENGTH, ID_PATTERN, INDEX, ToolFormat
 
 
@@ -91,10 +92,12 @@ def _call(where: str, call: Any, as_text: bool) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             parsed = json.loads(arguments)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ChatError(f"{where}: the arguments of {function['name']} are not JSON: {error}") from None
     else:
         parsed = arguments
+    if is_deeper(parsed, DEEPEST):
+        raise ChatError(f"{where}: the arguments of {function['name']} are nested more than {DEEPEST} deep")
     if not isinstance(parsed, Mapping):
         raise ChatError(f"{where}: the arguments of {function['name']} must be a JSON object, got {arguments!r}")
     return {**call, "function": {**function, "arguments": json.dumps(parsed) if as_text else parsed}}
