@@ -174,6 +174,12 @@ def test_what_cannot_be_forecast(path):
         model.predict_quantiles([1.0, 2.0], num_samples=0)
     with pytest.raises(ValueError, match="series 1 reaches 2e\\+38, more than 1e\\+17: divide it"):
         model.predict_quantiles([[1.0, 2.0], [1e38, -2e38]])
+    with pytest.raises(ValueError, match="series 1 has a number that is too large for a float"):
+        model.predict_quantiles([[1.0, 2.0], [10**400, 1]])
+    with pytest.raises(ValueError, match="quantile_levels are numbers from 0 to 1"):
+        model.predict_quantiles([1.0, 2.0], quantile_levels=[10**400])
+    with pytest.raises(ValueError, match="top_k must be less than 2\\^31"):
+        model.predict_quantiles([1.0, 2.0], top_k=10**400)
     for nothing in (None, {"a": [1.0]}, 3.0):
         with pytest.raises(TypeError, match="a series is numbers"):
             model.predict_quantiles(nothing)

@@ -139,7 +139,8 @@ def test_forecasts_are_the_librarys(tmp_path):
             np.testing.assert_allclose([one["quantiles"][level] for level in ("0.1", "0.5")], row.T, rtol=1e-5)
         for wrong in ({}, {"series": []}, {"series": [["a"]]}, {"series": [1, 2], "prediction_length": 0},
                       {"series": [1, 2], "horizon": 3}, {"series": [1, 2], "quantile_levels": ["x"]},
-                      {"series": [1, 2], "num_samples": 3}):  # fmt: skip
+                      {"series": [1, 2], "num_samples": 3}, {"series": [10**400, 1]},
+                      {"series": [1, 2], "quantile_levels": [10**400]}):  # fmt: skip
             assert server.ask("/v1/forecasts", wrong).status == 400
 
 

@@ -24,7 +24,7 @@ from slimrt.generation.search import Encode, Read, Task
 from slimrt.generation.sequences import Sequences
 from slimrt.generation.tickets import Call
 from slimrt.modelfile.source import ModelSource
-from slimrt.plumbing.arguments import check_seed, check_switch, positive, real, whole
+from slimrt.plumbing.arguments import check_seed, check_switch, count, positive, real
 from slimrt.plumbing.notes import warn
 from slimrt.runtime.kinds import require
 from slimrt.runtime.runtime import Runtime
@@ -130,7 +130,7 @@ def _paths(
                 at_once,
                 Paths(
                     engine, model, start, at_once, int(how["num_samples"]), real("temperature", how["temperature"]),
-                    whole("top_k", how["top_k"]), real("top_p", how["top_p"]), seed + i, i,
+                    count("top_k", how["top_k"]), real("top_p", how["top_p"]), seed + i, i,
                 ).draw(row, horizon),
             )
             for i, row in enumerate(rows)),

@@ -79,6 +79,8 @@ def numbers(row: Any, name: str) -> Values:
         exact = np.asarray(np.ma.filled(given.astype(np.float64), np.nan))
     except (TypeError, ValueError):
         raise TypeError(f"{name} is not numbers: {row!r:.60}") from None
+    except OverflowError:
+        raise ValueError(f"{name} has a number that is too large for a float: divide it by something first") from None
     if exact.ndim != 1:
         raise ValueError(f"a series has shape (n,), several (batch, n); {name} has shape {exact.shape}")
     if np.isinf(exact).any():
@@ -126,7 +128,10 @@ def positions_of(there: NDArray[np.bool_]) -> Positions:
 
 def check_levels(levels: Sequence[float]) -> NDArray[np.float64]:
     """Quantile levels as float64 (q,). ValueError: none, or one outside [0, 1]."""
-    array = np.asarray(levels, np.float64)
+    try:
+        array = np.asarray(levels, np.float64)
+    except OverflowError:  # larger than any float
+        array = np.array([np.inf])
     if array.ndim != 1 or not len(array) or not ((array >= 0) & (array <= 1)).all():
         raise ValueError(f"quantile_levels are numbers from 0 to 1, got {levels!r}")
     return array

@@ -284,7 +284,11 @@ def forecast_request(
         raise Refusal(400, f"prediction_length must be from 1 to {_MOST_STEPS}", "invalid_value",
                       param="prediction_length")  # fmt: skip
     options: Any = {name: fields[name] for name in PredictOptions.__annotations__ if fields[name] is not None}
-    rows: Any = [np.array([np.nan if x is None else x for x in one], np.float64) for one in several]
+    try:
+        rows: Any = [np.array([np.nan if x is None else x for x in one], np.float64) for one in several]
+    except OverflowError:
+        raise Refusal(400, "series has a number that is too large for a float", "invalid_value",
+                      param="series") from None  # fmt: skip
     return rows, length, levels, options
 
 
