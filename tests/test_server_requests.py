@@ -20,7 +20,13 @@ from slimrt.server.text import plan_chat  # noqa: E402
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]
+
+def tool(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+TUPLE = {"prefixItems": [{}], "additionalItems": {}}
+TOOLS = [tool({"not": {}})]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +49,11 @@ def schema(value: Any) -> dict[str, Any]:
         ({"response_format": schema({"type": "nothing"})}, "response_format", "nothing"),
         ({"response_format": {"type": "json_object", "schema": {"not": {}}}}, "response_format", "not"),
         ({"json_schema": {"not": {}}}, "json_schema", "not"),
+        ({"json_schema": {"properties": {"a": TUPLE}}}, "json_schema", "additionalItems"),
+        ({"grammar": "root ::= ("}, "grammar", "not GBNF"),
+        ({"grammar": "{}"}, "grammar", "is JSON"),
         ({"tools": TOOLS}, "tools", "not"),
+        ({"tools": [tool({"properties": {"a": TUPLE}})]}, "tools", "parameters of f: "),
         ({"reasoning_effort": "low"}, "reasoning_effort", "does not ask for it"),
         ({"reasoning_effort": 3}, "reasoning_effort", "must be a text"),
         (

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt.errors import GrammarError, UnsupportedError
-from slimrt.generation.schemas import enforceable, enforceable_blocks
+from slimrt.generation.schemas import enforceable, enforceable_blocks, named
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -246,10 +246,8 @@ def compile_grammar(tokenizer: Tokenizer, n_vocab: int, **constraint: Any) -> Gr
     if isinstance(value, Grammar):
         return value
     source = source_of(name, value)
-    try:
+    with named(name):
         return Grammar(vocabulary_of(tokenizer, n_vocab), source)
-    except GrammarError as error:
-        raise GrammarError(f"{name}: {error}") from None
 
 
 def source_of(name: str, value: Any) -> str:
@@ -264,14 +262,14 @@ def source_of(name: str, value: Any) -> str:
     """
     if name == "json_schema":
         return json.dumps({"grammars": [{"json_schema": json_rules(value)}]})
-    if name == "choice":
-        return "start: " + " | ".join(quoted(one) for one in _choices(value))
-    if not isinstance(value, str):
+    choices = _choices(value) if name == "choice" else ()
+    if not choices and not isinstance(value, str):
         raise TypeError(f"{name} must be text, got {value!r}")
-    _check_unicode(value)
-    if name == "regex":
-        return f"start: /{_DELIMITED.sub(_in_delimiters, value)}/"
-    return _lark(value)
+    with named(name):
+        if choices:
+            return "start: " + " | ".join(map(quoted, choices))
+        _check_unicode(value)
+        return f"start: /{_DELIMITED.sub(_in_delimiters, value)}/" if name == "regex" else _lark(value)
 
 
 _DELIMITED = re.compile(r"\\.|[/\n]", re.DOTALL)
@@ -282,24 +280,25 @@ def _in_delimiters(found: re.Match[str]) -> str:
     return {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}.get(found[0], found[0])
 
 
-def json_rules(schema: Any) -> dict[str, Any]:
-    """A JSON schema (a mapping, true, or JSON text) in llguidance's syntax. GrammarError: it is not a schema."""
+def json_rules(schema: Any, what: str = "json_schema") -> dict[str, Any]:
+    """A JSON schema (a mapping, true, or JSON text) in llguidance's syntax. GrammarError: `what` is not a schema."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
-            raise GrammarError(f"json_schema is not JSON: {error}") from None
+            raise GrammarError(f"{what} is not JSON: {error}") from None
     if schema is True:
         schema = {}
     if not isinstance(schema, Mapping):
-        raise GrammarError(f"json_schema must be an object, got {schema!r}")
+        raise GrammarError(f"{what} must be an object, got {schema!r}")
     try:
         text = json.dumps({**schema})
     except (TypeError, ValueError, RecursionError) as error:
-        raise GrammarError(f"json_schema must be what JSON can hold: {error}") from None
-    _check_unicode(json.dumps({**schema}, ensure_ascii=False))
-    _check_size("the schema", "references", text, '"$ref"')
-    return {**enforceable(json.loads(text)), "x-guidance": _JSON_RULES}
+        raise GrammarError(f"{what} must be what JSON can hold: {error}") from None
+    with named(what):
+        _check_unicode(json.dumps({**schema}, ensure_ascii=False))
+        _check_size("the schema", "references", text, '"$ref"')
+        return {**enforceable(json.loads(text)), "x-guidance": _JSON_RULES}
 
 
 def quoted(text: str) -> str:

@@ -8,6 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
@@ -28,6 +29,15 @@ _NAMES = {"properties", "patternProperties", "$defs", "definitions", "dependentS
 _DATA = {"const", "enum", "default", "examples"}
 
 _BLOCK = re.compile(r"%json(?:\s|(?://|#)[^\n]*\n)*(?=\{)")
+
+
+@contextmanager
+def named(what: str) -> Iterator[None]:
+    """A GrammarError of what is done in it says first what is wrong, such as the name of an option."""
+    try:
+        yield
+    except GrammarError as error:
+        raise GrammarError(f"{what}: {error}") from None
 
 
 def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:

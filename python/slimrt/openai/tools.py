@@ -12,6 +12,7 @@ from typing import Any, cast
 from slimrt.errors import ChatError, GrammarError, UnsupportedError
 from slimrt.generation.grammar import compile_grammar, json_rules, quoted, source_of, vocabulary_of
 from slimrt.generation.options import GenerateOptions, Options
+from slimrt.generation.schemas import named
 from slimrt.generation.waiting import WaitingGrammar, split_controls
 from slimrt.openai.answer import AnswerParser, Parser, joined
 from slimrt.openai.harmony import HarmonyParser, harmony_source, thought_tokens
@@ -288,10 +289,8 @@ def _grammar(runtime: Runtime, form: _Form, parallel: bool, constraint: Mapping[
     marks = (thoughts.begin, thoughts.end) if thoughts else ()
     vocabulary = vocabulary_of(tokenizer, runtime.n_vocab)
     whole = json.dumps({"grammars": [{"lark_grammar": source}, *grammars]})
-    try:
+    with named(" or ".join([*constraint, *["tools"] * bool(form.tools)])):
         return WaitingGrammar(tokenizer, vocabulary, whole, trigger=trigger, thoughts=marks, opened=form.opened)
-    except GrammarError as error:
-        raise GrammarError(f"{' or '.join([*constraint, *['tools'] * bool(form.tools)])}: {error}") from None
 
 
 def _answer(name: str, value: Any) -> dict[str, Any]:
@@ -324,7 +323,7 @@ def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
     schema = {"type": "object", **given}
     if schema["type"] != "object":
         raise GrammarError(f"tools: the parameters of {function['name']} are an object, not {schema['type']!r}")
-    return json_rules(schema)
+    return json_rules(schema, f"tools: the parameters of {function['name']}")
 
 
 def _literal(tokenizer: Tokenizer, text: str) -> str:
