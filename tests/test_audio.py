@@ -149,7 +149,8 @@ def test_pipes_and_open_files(tmp_path):
 
 
 def test_arrays_that_cannot_be_used():
-    for bad, why in [([], "no samples"), (["a"], "array of numbers"), (np.zeros((2, 2, 2)), "array of numbers")]:
+    nothing = [([], "no samples"), (np.zeros((100, 0)), "no samples"), (np.zeros((0, 2)), "no samples")]
+    for bad, why in [*nothing, (["a"], "array of numbers"), (np.zeros((2, 2, 2)), "array of numbers")]:
         with pytest.raises(AudioError, match=why):
             load_audio(bad)
     with pytest.raises(AudioError, match="channels first: transpose"):

@@ -420,7 +420,7 @@ def test_unusable_sounds_and_options(path):
         model.transcribe(np.where(np.arange(99) == 7, np.nan, 0.1))
     with pytest.raises(FileNotFoundError, match="absent.wav"):
         model.transcribe("absent.wav")
-    with pytest.raises(UnsupportedError, match="does not know language 'fr'"):
+    with pytest.raises(UnsupportedError, match="^language 'fr' is none that this model knows: en"):
         model.transcribe(sound((1.0, 0.3)), language="fr")
     for bad in ({"temperature": -1.0}, {"num_beams": 0}, {"max_initial_timestamp": -1.0}, {"temperature": ()},
                 {"patience": 0.0}, {"patience": 2.0}, {"length_penalty": 2.0}, {"best_of": 2, "temperature": 0.0},
@@ -439,6 +439,12 @@ def test_unusable_sounds_and_options(path):
         {"suppress_tokens": 3},
         {"suppress_tokens": "-1"},
         {"clip_timestamps": 3},
+        {"word_timestamps": "yes"},
+        {"condition_on_previous_text": "x"},
+        {"timestamps": None},
+        {"suppress_blank": 1},
+        {"skip_silence": "no"},
+        {"vad_parameters": 3},
     ):
         with pytest.raises(TypeError, match=next(iter(wrong))):
             model.transcribe(sound((1.0, 0.3)), **wrong)

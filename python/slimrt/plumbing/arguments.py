@@ -56,7 +56,13 @@ def exponent(name: str, value: Any) -> float:
 
 def check_switch(name: str, value: Any) -> None:
     """TypeError unless the value is a bool, NumPy's included, or None."""
-    if type(value).__name__ not in ("bool", "bool_", "NoneType"):
+    if value is not None:
+        check_bool(name, value)
+
+
+def check_bool(name: str, value: Any) -> None:
+    """TypeError unless the value is a bool, NumPy's included."""
+    if type(value).__name__ not in ("bool", "bool_"):
         raise TypeError(f"{name} must be true or false, got {value!r}")
 
 

@@ -210,6 +210,8 @@ def _as_float(samples: NDArray[Any]) -> Samples:
             "a sound is a file or an array of numbers, of shape (n,) or (n, channels), and a list is several of these; "
             f"got {samples.dtype} of shape {samples.shape}"
         )
+    if not samples.size:
+        raise AudioError("audio: no samples in it")
     if samples.ndim == 2 and samples.shape[1] > max(len(samples), _MOST_CHANNELS):
         raise AudioError(f"samples of shape {samples.shape} have channels first: transpose them to (n, channels)")
     if samples.dtype.kind == "f":

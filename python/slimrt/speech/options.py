@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, TypedDict
 
 from slimrt.generation.options import OnProgress
-from slimrt.plumbing.arguments import check_function, check_seed, exponent, positive, real, whole
+from slimrt.plumbing.arguments import check_bool, check_function, check_seed, exponent, positive, real, whole
 from slimrt.speech.audio import MAX_SECONDS
 from slimrt.speech.languages import code_of
 from slimrt.speech.records import Segment, TranscriptionInfo
@@ -99,6 +99,8 @@ class Transcription:
     on_result: OnResult | None = None
 
     def __post_init__(self) -> None:
+        for name in ("timestamps", "word_timestamps", "condition_on_previous_text", "suppress_blank", "skip_silence"):
+            check_bool(name, getattr(self, name))
         for name in ("num_beams", "best_of"):
             positive(name, getattr(self, name))
         for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
+from types import NoneType
 from typing import Any, TypedDict
 
 from slimrt.plumbing.arguments import real, unknown
@@ -56,6 +57,8 @@ class Vad:
     @classmethod
     def of(cls, method: str, parameters: Mapping[str, Any] | None) -> Vad | None:
         """From the options vad and vad_parameters; None for "none"."""
+        if not isinstance(parameters, (Mapping, NoneType)):
+            raise TypeError(f"vad_parameters must map names to numbers, got {parameters!r}")
         given = dict(parameters or {})
         if method not in METHODS:
             raise ValueError(unknown("vad", method, METHODS))

@@ -85,7 +85,7 @@ class WhisperTokens:
         if language is not None and language not in LANGUAGES:
             raise ValueError(unknown("language", language, self.known))
         if language is not None and language not in (self.languages or ("en",)):
-            raise UnsupportedError(f"this model does not know language '{language}', only {', '.join(self.known)}")
+            raise UnsupportedError(f"language '{language}' is none that this model knows: {', '.join(self.known)}")
         if task == "translate" and task not in self.tasks:
             raise UnsupportedError("this model only transcribes, it cannot translate")
 
