@@ -106,7 +106,7 @@ def test_damaged_session_files(tiny, tmp_path):
             (b"GGUF" + good[4:], "not a slimrt session file"),
             (good[:100], "header of this session file is broken"),
             (good[:-1], "cut off"),
-            (good + b"x", "cut off"),
+            (good + b"x", f"damaged: {len(good) + 1} bytes, not {len(good)}"),
             (later, "session format 7"),
             (older, "session format 1"),
             (swapped, "its checksum is another"),

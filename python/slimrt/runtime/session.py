@@ -338,7 +338,8 @@ def _read_start(file: BinaryIO, path: str | os.PathLike[str]) -> tuple[dict[str,
         )
     length, expected = os.fstat(file.fileno()).st_size, 16 + size + n_bytes + _CHECKSUM.size
     if length != expected or n_bytes < 0:
-        raise ModelFormatError(f"{path}: this session file is cut off: {length} bytes, not {expected}")
+        what = "cut off" if length < expected else "damaged"
+        raise ModelFormatError(f"{path}: this session file is {what}: {length} bytes, not {expected}")
     return header, start + text
 
 
