@@ -219,6 +219,7 @@ def test_sampled_texts_keep_to_them_too(tmp_path):
     prompts = [source[:-1] for source in SOURCES[:4]]  # an end in a prompt would not come twice either
     with pair.open(n_seqs=4) as model:
         texts = [one for i in range(12) for one in model.generate(prompts, seed=4 * i, **options)]
+        assert model.generate(prompts, seed=0, **options | {"no_repeat_ngram_size": True})[0].tokens == texts[0].tokens
         assert {len(one.tokens) for one in texts} > {12} and min(len(one.tokens) for one in texts) >= 6
         for i, one in enumerate(texts):
             assert len({*prompts[i % 4], *one.tokens}) == len(set(prompts[i % 4])) + len(one.tokens)

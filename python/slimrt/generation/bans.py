@@ -42,7 +42,7 @@ class Bans:
         self._n_vocab = n_vocab
         self._ends = [id for id in ends if id < n_vocab]
         own = options.no_repeat_ngram_size
-        self._ngram = settings.no_repeat_ngram_size if own is None else own
+        self._ngram = settings.no_repeat_ngram_size if own is None else int(own)  # True, too, is a number to NumPy then
         self._source_ngram = settings.encoder_no_repeat_ngram_size
         never = settings.suppress_tokens if options.suppress_tokens is None else options.suppress_tokens
         self._never = {*never, *(word[0] for word in settings.bad_words_ids if len(word) == 1)}
