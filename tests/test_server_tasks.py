@@ -94,7 +94,8 @@ def test_uploads_at_once_are_each_their_own(whisper, wanted):
         ({"temperature": "hot"}, "temperature"),
         ({"stream": "perhaps"}, "stream"),
         ({"path": "/etc/passwd"}, "path"),
-        ({"language": "klingon"}, "file"),
+        ({"language": "klingon"}, "language"),
+        ({"language": "fr"}, "language"),
         ({"timestamp_granularities[]": "syllable"}, "timestamp_granularities"),
     ],
 )
@@ -137,11 +138,11 @@ def test_forecasts_are_the_librarys(tmp_path):
             wanted = model.predict_quantiles(rows, 5, [0.1, 0.5])
         for one, row in zip(answer["data"], wanted, strict=True):
             np.testing.assert_allclose([one["quantiles"][level] for level in ("0.1", "0.5")], row.T, rtol=1e-5)
-        for wrong in ({}, {"series": []}, {"series": [["a"]]}, {"series": [1, 2], "prediction_length": 0},
-                      {"series": [1, 2], "horizon": 3}, {"series": [1, 2], "quantile_levels": ["x"]},
-                      {"series": [1, 2], "num_samples": 3}, {"series": [10**400, 1]},
-                      {"series": [1, 2], "quantile_levels": [10**400]}):  # fmt: skip
-            assert server.ask("/v1/forecasts", wrong).status == 400
+        for wrong in ({}, {"series": []}, {"series": [["a"]]}, {"series": [10**400, 1]}, {"prediction_length": 0},
+                      {"horizon": 3}, {"quantile_levels": ["x"]}, {"quantile_levels": [10**400]}, {"num_samples": 3},
+                      {"top_p": 1.0}, {"seed": -1}, {"cross_learning": True}):  # fmt: skip
+            answer = server.ask("/v1/forecasts", {"series": [1, 2]} | wrong if wrong else {})
+            assert (answer.status, answer.error["param"]) == (400, next(iter(wrong), "series"))
 
 
 def test_forecasts_of_chronos_2(tmp_path):

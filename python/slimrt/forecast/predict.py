@@ -50,10 +50,8 @@ def predict(
     check_seed(seed)
     given, together = sampling(options), options.get("cross_learning", False)
     check_switch("cross_learning", together)
-    if kind != "chronos" and any(option is not None for option in given.values()):
-        raise ValueError(
-            f"num_samples, temperature, top_k and top_p belong to Chronos; {_NAMES[kind]} draws no samples"
-        )
+    if kind != "chronos" and (drawn := [name for name, value in given.items() if value is not None]):
+        raise ValueError(f"{drawn[0]} belongs to Chronos: {_NAMES[kind]} draws no samples")
     if prediction_length is not None:
         positive("prediction_length", prediction_length)
     file, levels = runtime.source.file, check_levels(quantile_levels)

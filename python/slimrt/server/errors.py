@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 
 from slimrt.errors import ContextOverflowError, DeviceError, SlimrtError
+from slimrt.forecast.options import PredictOptions
 from slimrt.generation.options import GenerateOptions
 from slimrt.openai.requests import TOOLS
 from slimrt.openai.responses import Json
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
-_NAMES = {*GenerateOptions.__annotations__, *TOOLS, "messages", "response_format", "source", "target"}
+_NAMES = {
+    *GenerateOptions.__annotations__, *TOOLS, "messages", "response_format", "source", "target", "language",
+    *PredictOptions.__annotations__, "prediction_length", "quantile_levels",
+}  # fmt: skip
 
 
 class Refusal(Exception):
