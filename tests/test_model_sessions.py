@@ -287,6 +287,11 @@ def test_a_cut_that_finds_no_room_changes_nothing(convert):
         assert forks[-1].append([9], last_only=True).shape == (1, model.n_vocab)
 
 
+def test_a_session_has_rows_of_its_own(model):
+    with model.session() as session, pytest.raises(ValueError, match="cache_prompt does not go with session"):
+        model.generate(PROMPT, session=session, cache_prompt=True, max_tokens=1)
+
+
 # ---------------------------------------------------------------- score
 def test_score(model):
     score = model.score(PROMPT)

@@ -268,6 +268,8 @@ class TextGeneration(Tasks):
             raise TypeError(f"session must be one that Model.session() or load_session() made, got {session!r}")
         if session is not None and session.runtime is not self._runtime:
             raise ValueError("the session belongs to another model")
+        if session is not None and options.cache_prompt:
+            raise ValueError("cache_prompt does not go with session, which has rows of its own: leave out one of them")
         kind = DraftedRun if options.lookup or self._runtime.draft is not None else Run
         return kind(self._runtime, self._prompt_ids(prompt), options, seed, session, called)
 
