@@ -264,6 +264,24 @@ def test_a_full_disk_is_told_of_once(tmp_path, monkeypatch, caplog):
         assert model.store.files == 4  # there is room again
 
 
+def test_files_that_cannot_be_removed_stop_no_text(tmp_path, monkeypatch, caplog):
+    """As in a directory that became another user's: no room is made then, which is told of once."""
+    with Served(tmp_path) as model:
+        give(model, model.tree, text()[:PROMPT])
+        model.tree.write()
+        model.store._size = model.store.bytes
+        give(model, model.tree, text()[300 : 300 + PROMPT])
+
+        def kept(path, missing_ok=False):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+        with monkeypatch.context() as patched, caplog.at_level("WARNING", "slimrt"):
+            patched.setattr(Path, "unlink", kept)
+            model.tree.write()
+        assert len(caplog.records) == 1 and "not written there: Operation not permitted" in caplog.text
+        assert model.store.files == len(list(tmp_path.iterdir())) == 4
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_disk_that_takes_a_part(tmp_path, monkeypatch):
     """The bytes themselves are refused, not the name."""

@@ -201,7 +201,7 @@ class PrefixStore(Closing):
         self.bytes -= self._index.pop(name, 0)
 
     def _make_room(self, size: int) -> None:
-        """Remove the least recently used files until `size` more bytes fit."""
+        """Remove the least recently used files until `size` more bytes fit. OSError: one cannot be removed."""
         while self._index and self.bytes + size > self._size:
             name = next(iter(self._index))
             (self._directory / name).unlink(missing_ok=True)
@@ -212,17 +212,18 @@ class PrefixStore(Closing):
         size = _START.size + len(header) + rows.nbytes
         if size > self._size:
             return
-        self._make_room(size)
         path, partial = self._directory / name, self._directory / (name + _PARTIAL)
         checksum = zlib.crc32(rows.data, zlib.crc32(header, zlib.crc32(struct.pack("<I", len(header)))))
         try:
+            self._make_room(size)
             with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(_START.pack(_MAGIC, checksum, len(header)))
                 file.write(header)
                 file.write(rows.data)
             os.replace(partial, path)  # without fsync: a file that a system crash cut off fails its checksum
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink()
             if not self._refused:
                 why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
                 note(f"{self._directory}: prefixes are not written there: {why}", logging.WARNING)
