@@ -124,6 +124,14 @@ class TestBrowsers:
         ):
             assert server.ask("/health", host=host).error["code"] == "host_not_allowed", host
 
+    def test_who_says_no_name_is_no_browser(self, server: Served) -> None:
+        """Probes of health in HTTP/1.0, which has no need of one (RFC 9112, section 3.2)."""
+        for head, status in (("GET /health HTTP/1.0", b"200"), ("GET /health HTTP/1.0\r\nHost: evil.example", b"403"),
+                             ("GET /health HTTP/1.1\r\nConnection: close", b"403")):  # fmt: skip
+            with server.connect() as connection:
+                connection.sendall(f"{head}\r\n\r\n".encode())
+                assert read_all(connection).split(b" ")[1] == status, head
+
     def test_only_our_pages(self, server: Served) -> None:
         own = f"http://127.0.0.1:{server.port}"
         asked: Any = {"messages": MESSAGES, "max_tokens": 1}

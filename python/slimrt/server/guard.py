@@ -115,7 +115,8 @@ class Guard:
             await send(message)
 
         try:
-            self._access.check_host(headers.get(b"host", ""))
+            if b"host" in headers or scope["http_version"] != "1.0":  # in HTTP/1.0 it may be missing; browsers send it
+                self._access.check_host(headers.get(b"host", ""))
             if origin is not None:
                 self._access.check_origin(origin, headers.get(b"host", ""))
                 if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
