@@ -252,6 +252,17 @@ def test_an_error_is_its_own_tasks_alone(model):
     assert other[0].tokens == alone(STORY, 60, True)
 
 
+def test_a_row_that_cannot_be_sampled_fails_its_own_text_alone(model):
+    loop, ids, nothing = loop_of(model._runtime), model.tokenize(STORY), tuple(range(model.n_vocab))
+    options = [Options(max_tokens=20, **GREEDY), Options(suppress_tokens=nothing, **GREEDY)]
+    runs = [Run(model._runtime, ids, one, 1, None, 0.0) for one in options]
+    tickets = [loop.submit(run.task()) for run in runs]
+    loop.wait(tickets, lambda: False)
+    assert tickets[0].result().tokens == alone(STORY, 20, False)
+    with pytest.raises(ValueError, match="no token is left to choose"):
+        tickets[1].result()
+
+
 def test_a_callback_that_raises_ends_its_own_call_alone(model):
     seen, other = [], []
 

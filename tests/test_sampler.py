@@ -292,9 +292,9 @@ def test_broken_rows_are_told_and_draw_nothing(logits, error, message, temperatu
 @pytest.mark.parametrize(
     "options",
     [{"temperature": -0.1}, {"temperature": np.inf}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}, {"min_p": -0.1},
-     {"min_p": 1.1}, {"typical_p": 0.0}, {"typical_p": 1.5}, {"repeat_penalty": 0.0}, {"repeat_penalty": np.inf},
-     {"frequency_penalty": np.inf}, {"presence_penalty": np.nan}, {"repeat_last_n": -2}, {"logit_bias": [(-1, 0.0)]},
-     {"logit_bias": [(1, np.inf)]}, {"logit_bias": [(1, np.nan)]}],
+     {"min_p": 1.1}, {"typical_p": 0.0}, {"typical_p": 1.5}, {"repeat_penalty": 0.0}, {"repeat_penalty": 9e-7},
+     {"repeat_penalty": np.inf}, {"frequency_penalty": np.inf}, {"presence_penalty": np.nan}, {"repeat_last_n": -2},
+     {"logit_bias": [(-1, 0.0)]}, {"logit_bias": [(1, np.inf)]}, {"logit_bias": [(1, np.nan)]}],
 )  # fmt: skip
 def test_options_out_of_range_are_named(options):
     with pytest.raises(ValueError, match=next(iter(options))):
@@ -385,14 +385,24 @@ def test_rows_that_do_not_fit_are_refused(tiny):
         ((logits, samplers), {"logprobs": [1]}, "logprobs must be 3 numbers"),
         ((logits, samplers), {"joint_from": [1]}, "joint_from must be 3 numbers"),
         ((logits, samplers), {"masks": np.ones((2, 2), np.uint32)}, "masks must be uint32 .3, words"),
-        ((logits, samplers), {"masks": np.ones((3, 1), np.uint32)}, "needs 2 words"),
         ((logits, samplers), {"masks": np.ones((3, 2), np.int64)}, "masks must be uint32"),
     ]
     for arguments, more, message in bad:
         with pytest.raises(ValueError, match=message):
             engine.sample(*arguments, **more)
-    logits[1, 5] = np.nan
-    with pytest.raises(ModelFormatError, match="NaN"):
-        engine.sample(logits, samplers)
-    logits[1, 5] = 0
-    assert len(engine.sample(logits, samplers)) == 3
+
+
+def test_a_row_that_fails_leaves_the_others_their_choices(tiny):
+    engine = _core.Engine(str(tiny), n_ctx=32, n_threads=2)
+    alone, together = ([_core.Sampler(seed=i, logit_bias=[(64, 0.0)] * (i == 3)) for i in range(5)] for _ in range(2))
+    logits = np.stack([row(64, seed=i) for i in range(5)])
+    logits[1, 5], logits[4] = np.nan, -np.inf
+    for _ in range(3):
+        found = engine.sample(logits, together)
+        assert [found[i] for i in (0, 2)] == [(alone[i].sample(logits[i]), None) for i in (0, 2)]
+        errors = [found[i] for i in (1, 3, 4)]
+        assert [type(one) for one in errors] == [ModelFormatError, ValueError, ValueError]
+        for error, text in zip(errors, ("NaN", "logit_bias names token 64", "every logit is -infinity"), strict=True):
+            assert text in str(error)
+    narrow = engine.sample(logits[:1], together[:1], masks=np.ones((1, 1), np.uint32))
+    assert [str(one) for one in narrow] == ["a mask for 64 tokens needs 2 words of 32 bits, it has 1"]

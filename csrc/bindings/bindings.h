@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
 
+#include <exception>
 #include <string_view>
 #include <variant>
 #include <vector>
@@ -31,6 +32,9 @@ nb::ndarray<nb::numpy, T> numpy_array(std::vector<T>&& data, std::initializer_li
 inline nb::object to_text(std::string_view text) {
     return nb::steal(PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "replace"));
 }
+
+/// The Python exception of an error of the engine. Others, such as std::bad_alloc, are thrown.
+nb::object exception_of(const std::exception_ptr& error);
 
 /// A model file: an open one, or a path to open.
 using FileOrPath = std::variant<GgufFile, std::string>;

@@ -41,6 +41,11 @@ void translate(const std::exception_ptr& p, void*) {
 
 }  // namespace
 
+nb::object exception_of(const std::exception_ptr& error) {
+    translate(error, nullptr);
+    return nb::borrow(nb::python_error().value());
+}
+
 void bind_errors(nb::module_&) { nb::register_exception_translator(translate); }
 
 }  // namespace slimrt

@@ -139,6 +139,10 @@ std::vector<RowToSample> read_rows(const Array<const float>& logits, const nb::s
 nb::list choice_list(const std::vector<Choice>& choices) {
     nb::list list;
     for (const Choice& choice : choices) {
+        if (choice.error) {
+            list.append(exception_of(choice.error));
+            continue;
+        }
         const nb::object logprobs =
             choice.logprobs ? nb::object(logprobs_tuple(*choice.logprobs)) : nb::none();
         list.append(nb::make_tuple(choice.token, logprobs));

@@ -13,7 +13,7 @@ namespace slimrt {
 std::vector<RowToSample> read_rows(const Array<const float>& logits, const nb::sequence& samplers,
                                    const nb::object& masks, const nb::object& logprobs,
                                    const nb::object& joint_from);
-/// For each row (token, (logprob, [(token, logprob), ...]) or None).
+/// For each row (token, (logprob, [(token, logprob), ...]) or None), or the exception of its error.
 nb::list choice_list(const std::vector<Choice>& choices);
 
 }  // namespace slimrt

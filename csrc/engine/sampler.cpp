@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <set>
 
 #include "core/error.h"
@@ -18,6 +17,8 @@ void filter(Candidates& candidates, const SamplerOptions& options) {
 }
 
 namespace {
+
+constexpr float kLeastPenalty = 1e-6f;  // a logit divided by far less would be infinite
 
 void require(bool ok, const char* what) {
     if (!ok) fail(ErrorCode::argument, what);
@@ -41,8 +42,8 @@ Sampler::Sampler(SamplerOptions options)
     require(o.top_p > 0 && o.top_p <= 1, "top_p must lie in (0, 1]");
     require(o.min_p >= 0 && o.min_p <= 1, "min_p must lie in [0, 1]");
     require(o.typical_p > 0 && o.typical_p <= 1, "typical_p must lie in (0, 1]");
-    require(o.repeat_penalty > 0 && std::isfinite(o.repeat_penalty),
-            "repeat_penalty must be positive, and finite");
+    require(o.repeat_penalty >= kLeastPenalty && std::isfinite(o.repeat_penalty),
+            "repeat_penalty must be at least 1e-6, and finite");
     require(std::isfinite(o.frequency_penalty), "frequency_penalty must be finite");
     require(std::isfinite(o.presence_penalty), "presence_penalty must be finite");
     require(o.repeat_last_n >= -1, "repeat_last_n must be -1 (all), 0 or more");
@@ -200,7 +201,6 @@ std::vector<Choice> sample_rows(std::span<const RowToSample> rows, std::span<Sam
         if (!seen.insert(row.sampler).second)
             fail(ErrorCode::argument, "a sampler is listed twice: each row needs one of its own");
     std::vector<Choice> choices(rows.size());
-    std::vector<std::exception_ptr> errors(rows.size());
     parallel(int64_t(rows.size()), [&](int64_t item, int thread) {
         const RowToSample& row = rows[size_t(item)];
         SamplerScratch& own = scratch[size_t(thread)];
@@ -212,11 +212,9 @@ std::vector<Choice> sample_rows(std::span<const RowToSample> rows, std::span<Sam
             if (row.n_logprobs > 0)
                 choice.logprobs = token_logprobs(logits, choice.token, row.n_logprobs, own);
         } catch (...) {
-            errors[size_t(item)] = std::current_exception();
+            choice.error = std::current_exception();
         }
     });
-    for (const std::exception_ptr& error : errors)
-        if (error) std::rethrow_exception(error);
     return choices;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <random>
@@ -104,10 +105,11 @@ struct RowToSample {
 struct Choice {
     int32_t token = 0;
     std::optional<TokenLogprobs> logprobs;
+    std::exception_ptr error;  // set where the row failed: it has no token then
 };
 /// Calls its second argument for each item, with the index of the thread, which is below scratch.size().
 using Parallel = std::function<void(int64_t n, const std::function<void(int64_t item, int thread)>&)>;
-/// Samplers must differ. Where rows fail, the first one's error is thrown after all others are done.
+/// Samplers must differ. A row that fails has its error in its Choice: the others have moved on.
 std::vector<Choice> sample_rows(std::span<const RowToSample> rows, std::span<SamplerScratch> scratch,
                                 const Parallel& parallel);
 

@@ -246,17 +246,17 @@ class Engine:
         masks: NDArray[np.uint32] | None = None,
         logprobs: Sequence[int] | None = None,
         joint_from: Sequence[int] | None = None,
-    ) -> list[_Choice]:
+    ) -> list[_Choice | Exception]:
         """A token for each row of logits (rows, vocab), on all threads: what each sampler would choose alone.
 
         masks: (rows, words), as Sampler.sample has them. logprobs: for each row how many of the likeliest to report,
         with the chosen one, as token_logprobs does of the row as it came; 0: None instead. joint_from: for each row the
         id from which on tokens are one choice, as Whisper's times are: where they are likelier together than the
-        likeliest one before them, it is one of them; logprobs are then of what this and the mask leave; -1: none is.
+        likeliest one before them, it is one of them; logprobs are then of what this and the mask leave; -1: none is. A
+        row that Sampler.sample would refuse has that error in place of its choice; the others have moved on.
 
         Raises:
             ValueError: arguments that do not go together, or a sampler that is listed twice.
-            Others as Sampler.sample, of the first row that has one; the other rows have moved on.
         """
 
     def log_normalisers(self, logits: NDArray[np.float32]) -> NDArray[np.float64]:

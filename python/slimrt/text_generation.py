@@ -73,8 +73,8 @@ class TextGeneration(Tasks):
             top_k: 40; 0: all tokens. top_p: 0.95. min_p: 0.05, relative to the most likely token.
             typical_p: 1.0 (off): locally typical sampling: the tokens whose -log p is nearest to the entropy, until
                 their probabilities sum to this.
-            repeat_penalty: 1.0 (off): positive logits of tokens that have occurred are divided by it, negative ones
-                multiplied.
+            repeat_penalty: 1.0 (off), 1e-6 or more: positive logits of tokens that have occurred are divided by it,
+                negative ones multiplied.
             frequency_penalty, presence_penalty: 0.0 (off): subtracted from the logits of tokens that have occurred, per
                 occurrence and once in all.
             repeat_last_n: 64: the window of tokens, prompt included, that these penalties look at; -1: all.

@@ -363,7 +363,10 @@ class Loop:
                 self._resume(one, error)
             return
         for one, choice in zip(wanting, chosen, strict=True):
-            one.answer, one.answered = choice, True
+            if isinstance(choice, Exception):
+                self._resume(one, choice)
+            else:
+                one.answer, one.answered = choice, True
 
 
 def prefixes_of(runtime: Runtime, store: PrefixStore | None = None) -> PrefixTree:

@@ -35,6 +35,10 @@ Logprobs = tuple[float, Sequence[tuple[int, float]]]
 """The log probability of a chosen token; and the most likely (token, log probability) pairs."""
 
 
+Choice = tuple[int, Logprobs | None]
+"""A chosen token, and its Logprobs if asked for."""
+
+
 class Choosing(Protocol):
     """An engine's batched sampling."""
 
@@ -46,7 +50,7 @@ class Choosing(Protocol):
         masks: Masks | None,
         logprobs: Sequence[int],
         joint_from: Sequence[int],
-    ) -> Sequence[tuple[int, Logprobs | None]]: ...
+    ) -> Sequence[Choice | Exception]: ...
 
 
 class Engine(Protocol):
@@ -207,9 +211,9 @@ class _Running(Generic[Result]):
 
 def choices(
     engine: Choosing, rows: Sequence[NDArray[Any]], wishes: Sequence[Decode], masks: Sequence[NDArray[np.uint32] | None]
-) -> Sequence[tuple[int, Logprobs | None]]:
-    """Answer Decode requests in one call. rows: for each its logits (1, vocab); or, if the engine took the argmax, for
-    each its token, int32 (1, 1). masks: for each its mask."""
+) -> Sequence[Choice | Exception]:
+    """Answer Decode requests in one call; one whose row cannot be sampled gets its error. rows: for each its logits
+    (1, vocab); or, if the engine took the argmax, for each its token, int32 (1, 1). masks: for each its mask."""
     logits = rows[0] if len(rows) == 1 else np.concatenate(rows)
     if logits.dtype == np.int32:
         return [(int(token), None) for token in logits[:, 0]]

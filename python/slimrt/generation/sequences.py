@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from slimrt import core
 from slimrt.cache.planner import BLOCK as BLOCK
 from slimrt.generation.pace import Pace
-from slimrt.generation.search import Append, Decode, Guess, Logits, Logprobs, Masks, Read, Wish
+from slimrt.generation.search import Append, Choice, Decode, Guess, Logits, Masks, Read, Wish
 from slimrt.plumbing import progress
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session
@@ -101,7 +101,7 @@ class Sequences:
         masks: Masks | None,
         logprobs: Sequence[int],
         joint_from: Sequence[int],
-    ) -> Sequence[tuple[int, Logprobs | None]]:
+    ) -> Sequence[Choice | Exception]:
         with self._runtime.use() as engine:
             return engine.sample(logits, samplers, masks=masks, logprobs=logprobs, joint_from=joint_from)
 
