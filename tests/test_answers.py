@@ -221,6 +221,17 @@ def test_breakers_are_the_tokens_that_write_a_text(model):
     assert any(sequence[0] == spelt[0] for sequence in breaker_tokens(tokenizer, ["the"]))
 
 
+def test_only_the_last_few_breakers_are_kept(model):
+    first = breaker_tokens(model.tokenizer, ["a"])
+    for i in range(40):
+        breaker_tokens(model.tokenizer, ["n", str(i)])
+        assert breaker_tokens(model.tokenizer, ["a"]) is first  # asked for just before
+    for i in range(40):
+        breaker_tokens(model.tokenizer, ["n", str(i)])
+    again = breaker_tokens(model.tokenizer, ["a"])
+    assert again == first and again is not first
+
+
 def test_dry_ends_a_loop(model):
     """A processor wants "ab" again and again; DRY has it stop, unless a breaker stands between."""
 

@@ -321,6 +321,8 @@ def test_progress_and_stopping_by_it(tiny):
         ({"dry_multiplier": -1.0}, ValueError, "dry_multiplier"),
         ({"dry_sequence_breakers": "ab"}, TypeError, "dry_sequence_breakers must be a sequence of texts"),
         ({"dry_sequence_breakers": ["a", ""]}, ValueError, "dry_sequence_breakers must not be empty"),
+        ({"dry_sequence_breakers": ["a"] * 33}, ValueError, "dry_sequence_breakers must be at most 32 texts, got 33"),
+        ({"dry_sequence_breakers": ["a", "b" * 41]}, ValueError, "at most 40 characters each, one has 41"),
         ({"xtc_probability": 2.0}, ValueError, "xtc_probability"),
         ({"on_overflow": "shfit"}, ValueError, "on_overflow 'shfit'.*did you mean 'shift'"),
         ({"n_keep": 4}, ValueError, "n_keep=4 says what a shifted context keeps: give on_overflow='shift'"),

@@ -45,6 +45,7 @@ def schema(value: Any) -> dict[str, Any]:
         ({"stop": ""}, "stop", "must not be empty"),
         ({"stop": ["a", ""]}, "stop", "must not be empty"),
         ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers", "empty"),
+        ({"dry_sequence_breakers": ["e" * 6000]}, "dry_sequence_breakers", "at most 40 characters"),
         ({"response_format": schema([])}, "response_format", "must be an object"),
         ({"response_format": schema({"type": "nothing"})}, "response_format", "nothing"),
         ({"response_format": {"type": "json_object", "schema": {"not": {}}}}, "response_format", "not"),

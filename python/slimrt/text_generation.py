@@ -85,7 +85,7 @@ class TextGeneration(Tasks):
             dry_multiplier: 0.0 (off): DRY: a token that would extend a repeated sequence of at least dry_allowed_length
                 (2) tokens has its logit reduced by this, times dry_base (1.75) for each further repeated token. It
                 looks at the last dry_penalty_last_n (-1: all) tokens; no repetition extends across the texts in
-                dry_sequence_breakers (\\n : " *).
+                dry_sequence_breakers (\\n : " *), at most 32 of at most 40 characters.
             top_n_sigma: 0.0 (off): keep tokens whose logits are within this many standard deviations of the largest.
             xtc_probability: 0.0 (off): how often XTC drops all tokens with at least probability xtc_threshold (0.1)
                 except the least likely of them.

@@ -36,6 +36,7 @@ NOT_WITH_BEAMS: Mapping[str, object] = {
 }  # fmt: skip
 """The same of all that beam search does not go with."""
 DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
+_MOST_BREAKERS, _LONGEST_BREAKER = 32, 40  # characters; llama.cpp cuts longer ones
 ON_OVERFLOW = ("error", "shift")
 
 LogitsProcessor = Callable[[Sequence[int], NDArray[np.float32]], NDArray[np.float32]]
@@ -160,6 +161,10 @@ class Options:
             raise ValueError("stop: a stop string must not be empty")
         if "" in self.dry_sequence_breakers:
             raise ValueError("dry_sequence_breakers must not be empty texts")
+        if (n := len(self.dry_sequence_breakers)) > _MOST_BREAKERS:
+            raise ValueError(f"dry_sequence_breakers must be at most {_MOST_BREAKERS} texts, got {n}")
+        if (n := max(map(len, self.dry_sequence_breakers), default=0)) > _LONGEST_BREAKER:
+            raise ValueError(f"dry_sequence_breakers must have at most {_LONGEST_BREAKER} characters each, one has {n}")
         positive("num_beams", self.num_beams)
         for name in ("min_tokens", "no_repeat_ngram_size"):
             if (getattr(self, name) or 0) < 0:
