@@ -13,6 +13,9 @@ pytest.importorskip("msgspec")  # the extra `serve`
 
 from served import CHAT, MESSAGES  # noqa: E402
 from slimrt import Model  # noqa: E402
+from slimrt.generation.loop import loop_of  # noqa: E402
+from slimrt.generation.options import Options  # noqa: E402
+from slimrt.server.engine_thread import Making, News  # noqa: E402
 from slimrt.server.errors import Refusal  # noqa: E402
 from slimrt.server.limits import Limits  # noqa: E402
 from slimrt.server.protocol import chat_request, completion_request, read_object  # noqa: E402
@@ -76,6 +79,26 @@ def test_completions_name_the_field_of_a_schema_too() -> None:
     with pytest.raises(Refusal) as caught:
         completion_request("/v1/completions", {"prompt": "a", "response_format": schema([])}, Limits())
     assert caught.value.param == "response_format"
+
+
+@pytest.mark.parametrize("held", [{"stop": ["x" * 490]}, {}], ids=["a stop string", "half a character"])
+def test_a_text_that_is_ended_early_shows_what_was_held_back(model: Model, held: Any) -> None:
+    """A text of "x" might begin the stop string; an "é" without its second byte might become a character."""
+    letter = model.tokenize("x" if held else "\u00e9", add_special_tokens=False)[0]
+    options = Options(logit_bias={letter: 1e9}, max_tokens=40, temperature=0.0, **held)
+    whole, early = (model._run([letter], options, 1, None, 0.0) for _ in range(2))
+    loop, told = loop_of(model._runtime), list[News | None]()
+    making, tell = Making(early, lambda *_: None), lambda ticket: told.append(making.news(ticket, 0.0))
+    ticket = loop.submit(early.task(), on_step=tell, eager=True)
+    while len(early.tokens) < 7:
+        loop.step()
+    ticket.cancel()
+    loop.step()
+    last = told[-1]
+    assert last is not None and last.result is not None and last.result.finish_reason == "unfinished"
+    shown = "".join(one.text for one in told if one is not None)
+    assert shown == last.result.text == loop.run([(1, whole.task())])[0].text[: len(early.tokens)]
+    assert len(shown) == 7
 
 
 @pytest.mark.parametrize(

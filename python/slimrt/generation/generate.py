@@ -350,7 +350,11 @@ class Run:
     def _show(self, text: str) -> None:
         self._text.append(self._filter.feed(text))
 
-    def _finish(self, reason: str) -> None:
+    def end_unfinished(self) -> None:
+        """Show what was held back, after the task was ended early."""
+        self._finish(None)
+
+    def _finish(self, reason: str | None) -> None:
         """End for this reason; text that was held back as a possible stop string is shown."""
         self.finish_reason = reason
         if self._detokenizer:

@@ -57,11 +57,14 @@ class Making:
 
     def news(self, ticket: Ticket[Generation], at: float) -> News | None:
         """What is new since the last call; the first call reports that it has begun. For the engine's thread."""
+        cancelled = isinstance(ticket.error, Cancelled)
+        if cancelled:
+            self.run.end_unfinished()
         text, count = self.run.take(), len(self.run.tokens)
         logprobs = self.run.logprobs[self._logprobs :]
         new, self._tokens, self._logprobs = count - self._tokens, count, self._logprobs + len(logprobs)
         result, error = None, ticket.error
-        if ticket.done and (error is None or isinstance(error, Cancelled)):
+        if ticket.done and (error is None or cancelled):
             result, error = self.run.result(), None
         begun, self._begun = self._begun, True
         if begun and not (new or text or ticket.done):
