@@ -58,6 +58,10 @@ def test_transcripts_are_the_librarys(whisper, wanted):
     for form in ("text", "srt", "vtt"):
         found = audio.transcriptions.create(model="any", file=SOUND, response_format=form)
         assert found == written(form.replace("text", "txt"), segments)
+    times = audio.transcriptions.create(
+        model="any", file=SOUND, response_format="srt", timestamp_granularities=["word"]
+    )
+    assert times == written("srt", segments, True)
     verbose = audio.transcriptions.create(
         model="any", file=SOUND, response_format="verbose_json", timestamp_granularities=["word", "segment"]
     )
@@ -97,6 +101,11 @@ def test_uploads_at_once_are_each_their_own(whisper, wanted):
         ({"language": "klingon"}, "language"),
         ({"language": "fr"}, "language"),
         ({"timestamp_granularities[]": "syllable"}, "timestamp_granularities"),
+        ({"timestamp_granularities[]": "word"}, "timestamp_granularities"),
+        ({"timestamp_granularities": "segment", "response_format": "text"}, "timestamp_granularities"),
+        ({"stream": "true", "response_format": "srt"}, "response_format"),
+        ({"stream": "true", "response_format": "vtt"}, "response_format"),
+        ({"stream": "true", "response_format": "verbose_json", "timestamp_granularities[]": "word"}, "response_format"),
     ],
 )
 def test_fields_that_are_wrong_are_named(whisper, fields, param):

@@ -31,6 +31,7 @@ from slimrt.speech.subtitles import written
 
 Result = TypeVar("Result")
 _FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
+_UNTIMED = ("json", "text")
 _FIELDS = ("file", "model", "language", "prompt", "response_format", "temperature", "timestamp_granularities[]",
            "timestamp_granularities", "stream", "user")  # fmt: skip
 _MOST_FIELDS = 32
@@ -211,6 +212,12 @@ async def _read(form: FormData, task: str) -> SoundRequest:
     if not {*wanted} <= {"word", "segment"}:
         raise Refusal(400, "timestamp_granularities[] are word and segment", "invalid_value",
                       param="timestamp_granularities")  # fmt: skip
+    if stream == "true" and response not in _UNTIMED:
+        raise Refusal(400, f"a stream has no times, which {response} needs: leave out stream, or ask for "
+                      f"{' or '.join(_UNTIMED)}", "invalid_value", param="response_format")  # fmt: skip
+    if wanted and response in _UNTIMED:
+        raise Refusal(400, f"timestamp_granularities[] needs response_format verbose_json, srt or vtt: {response} has "
+                      "no times", "invalid_value", param="timestamp_granularities")  # fmt: skip
     words = "word" in wanted
     return SoundRequest(await sound.read(), response, _options(text, task, words), words, stream == "true")
 
