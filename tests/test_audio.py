@@ -229,6 +229,11 @@ def test_resampling_is_that_of_soxr_in_whatever_blocks(no_extra, rate):
 
 
 def test_rates_that_are_not_resampled():
+    """At 1 Hz a WAV file of 28 KB would be a sound of four hours, and a float array of 0.9 GB."""
+    for rate in (1, 1999):
+        with pytest.raises(AudioError, match=f"audio: a sampling rate of {rate} Hz holds no speech: 2000 Hz is"):
+            load_audio(tone(0.1), rate)
+    assert len(load_audio(tone(0.1, 2000), 2000)) == 1600
     with pytest.raises(AudioError, match="999983 Hz are not resampled to 16000 Hz: bring it to a usual rate"):
         load_audio(tone(0.1), 999983)
 
@@ -287,6 +292,33 @@ def test_a_playlist_opens_no_other_file(tmp_path):
         (tmp_path / name).write_text(text)
         with pytest.raises(AudioError, match="not a sound that can be read"):
             load_audio(tmp_path / name)
+
+
+def test_odd_rates_take_little_memory_and_leave_none():
+    for rate in (44101, 8001):
+        resampler = Resampler(rate, SAMPLE_RATE)  # what NumPy imports for it, it imports now
+        filters = 16000 * resampler._taps * 4
+        tracemalloc.start()
+        Resampler(rate + 2, SAMPLE_RATE).push(tone(5.0, rate + 2))
+        left, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert left < 1e5 and peak < 1.1 * filters + 50e6, (rate, left, peak)
+
+
+def test_reading_ends_where_its_callback_says(tmp_path):
+    """For sounds of 48 kHz as a file and as samples."""
+    path, samples = tmp_path / "a.flac", np.zeros(100 * 48000, np.int16)
+    soundfile.write(path, samples, 48000)
+
+    def stop():
+        blocks.append(1)
+        if len(blocks) == 3:
+            raise InterruptedError("nobody waits")
+
+    for sound in (path, samples):
+        blocks = []
+        with pytest.raises(InterruptedError, match="nobody waits"):
+            read_sound(sound, 48000, on_block=stop)
 
 
 def test_nothing_is_decoded_beyond_the_limit(tmp_path):

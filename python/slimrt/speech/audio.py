@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import mmap
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +25,7 @@ from slimrt.speech.wav import Content
 
 SAMPLE_RATE = 16000  # Hz
 MAX_SECONDS = 4 * 3600.0  # default limit of one sound: 0.9 GB of samples
+_LEAST_RATE = 2000  # Hz: below, there is no speech, and a small file would become a large sound
 _LOUDEST = 100.0  # full scale is 1: a higher peak means integer samples stored as floats
 _MOST_CHANNELS = 32  # with more channels than this, and than samples, the axes are swapped
 _AT_ONCE = 1 << 16  # samples of an array checked at once
@@ -41,6 +44,10 @@ class Sound:
     warnings: tuple[str, ...] = ()
 
 
+class TooLong(AudioError):
+    """A sound is longer than max_seconds."""
+
+
 Audio = str | os.PathLike[str] | BinaryIO | ArrayLike | Sound
 
 
@@ -52,7 +59,13 @@ def load_audio(audio: Audio, sample_rate: int = SAMPLE_RATE, *, max_seconds: flo
     return sound.samples
 
 
-def read_sound(audio: Audio, sample_rate: int = SAMPLE_RATE, *, max_seconds: float = MAX_SECONDS) -> Sound:
+def read_sound(
+    audio: Audio,
+    sample_rate: int = SAMPLE_RATE,
+    *,
+    max_seconds: float = MAX_SECONDS,
+    on_block: Callable[[], object] | None = None,
+) -> Sound:
     """Read audio as 16 kHz mono. A truncated file is read as far as it goes, with a warning.
 
     Args:
@@ -62,11 +75,13 @@ def read_sound(audio: Audio, sample_rate: int = SAMPLE_RATE, *, max_seconds: flo
             type. Channels are averaged. A Sound is returned as it is.
         sample_rate: Hz, of samples given as an array; ignored for files.
         max_seconds: longer audio is refused, before more than this is decoded; inf: no limit.
+        on_block: called after each block that was decoded; an exception from it ends the reading.
 
     Raises:
         FileNotFoundError: no such file.
-        AudioError: not audio, empty, truncated before the first sample, longer than max_seconds, a sampling rate that
-            cannot be converted to 16 kHz, or samples that are NaN, infinite or far too large.
+        AudioError: not audio, empty, truncated before the first sample, a sampling rate below 2 kHz or one that cannot
+            be converted to 16 kHz, or samples that are NaN, infinite or far too large; TooLong: longer than
+            max_seconds.
         UnsupportedError: the extra `audio` is needed and missing.
         ValueError: sample_rate or max_seconds is not positive.
     """
@@ -74,13 +89,14 @@ def read_sound(audio: Audio, sample_rate: int = SAMPLE_RATE, *, max_seconds: flo
         raise ValueError(f"max_seconds must be positive, got {max_seconds}")
     if isinstance(audio, Sound):
         return audio
+    made = partial(_Collector, max_seconds=max_seconds, on_block=on_block)
     if isinstance(audio, (str, os.PathLike)):
-        return _read(Path(audio), max_seconds)
+        return _read(Path(audio), made)
     if hasattr(audio, "read"):
-        return _of_bytes(audio.read(), _name_of(audio), max_seconds)
+        return _of_bytes(audio.read(), _name_of(audio), made)
     if whole("sample_rate", sample_rate) <= 0:
         raise ValueError(f"sample_rate must be positive, got {sample_rate}")
-    return _of_samples(_as_float(np.asarray(audio)), sample_rate, max_seconds)
+    return _of_samples(_as_float(np.asarray(audio)), made("audio", sample_rate))
 
 
 def seconds(samples: Samples) -> float:
@@ -94,33 +110,33 @@ def _name_of(file: Any) -> str:
     return name.strip("<>") if isinstance(name, str) else "audio"
 
 
-def _read(path: Path, max_seconds: float) -> Sound:
+def _read(path: Path, made: _MakeCollector) -> Sound:
     if not path.exists():
         hint = "; sounds are files here: download it first" if str(path).startswith(("http:/", "https:/")) else ""
         raise FileNotFoundError(f"{path}: no such file{hint}")
     if path.is_fifo():
-        return _of_bytes(path.read_bytes(), str(path), max_seconds)
+        return _of_bytes(path.read_bytes(), str(path), made)
     if not path.is_file():
         raise AudioError(f"{path} is not a file{': name the sounds in the directory' if path.is_dir() else ''}")
     if path.stat().st_size == 0:
         raise AudioError(f"{path}: an empty file")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _of_file(path, data, str(path), max_seconds)
+        return _of_file(path, data, str(path), made)
 
 
-def _of_bytes(data: Any, name: str, max_seconds: float) -> Sound:
+def _of_bytes(data: Any, name: str, made: _MakeCollector) -> Sound:
     """Read from a pipe or an open file."""
     if not isinstance(data, bytes):
         raise AudioError(f"{name}: opened as text; open it in binary ('rb')")
     if not data:
         raise AudioError(f"{name}: an empty file")
-    return _of_file(io.BytesIO(data), data, name, max_seconds)
+    return _of_file(io.BytesIO(data), data, name, made)
 
 
-def _of_file(file: Path | io.BytesIO, data: Content, name: str, max_seconds: float) -> Sound:
+def _of_file(file: Path | io.BytesIO, data: Content, name: str, made: _MakeCollector) -> Sound:
     """Decode a file whose content is `data`."""
     source = decoder(file, data, name)
-    gathered = _Collector(name, source.rate, max_seconds)
+    gathered = made(name, source.rate)
     if source.announced is not None and not source.cut:
         gathered.allow(source.announced)
     for block in source.blocks():
@@ -135,28 +151,30 @@ def _cut_off(name: str, lasts: float, source: Decoder) -> str:
     return f"{name}: cut off after {lasts:.2f} s{of}; what there is was read"
 
 
-def _of_samples(samples: Samples, rate: int, max_seconds: float) -> Sound:
+def _of_samples(samples: Samples, gathered: _Collector) -> Sound:
     if samples.ndim == 2:
         samples = samples.mean(axis=1, dtype=np.float32)
-    gathered = _Collector("audio", rate, max_seconds)
     gathered.allow(len(samples))
-    take = gathered.look_at if rate == SAMPLE_RATE else gathered.add  # at 16 kHz samples are checked, not copied
+    as_is = gathered.rate == SAMPLE_RATE
+    take = gathered.look_at if as_is else gathered.add  # at 16 kHz samples are checked, not copied
     for start in range(0, len(samples), _AT_ONCE):
         take(samples[start : start + _AT_ONCE])
     made = gathered.samples()
-    return Sound(np.ascontiguousarray(samples, np.float32) if rate == SAMPLE_RATE else made)
+    return Sound(np.ascontiguousarray(samples, np.float32) if as_is else made)
 
 
 class _Collector:
     """Collects the samples of one channel: checks them and resamples them to 16 kHz.
 
     Attributes:
-        n: samples so far, at the original rate.
+        n: samples so far, at the original rate. rate: that, Hz.
     """
 
-    def __init__(self, name: str, rate: int, max_seconds: float):
-        self.n = 0
-        self._name, self._rate, self._max_seconds = name, rate, max_seconds
+    def __init__(self, name: str, rate: int, max_seconds: float, on_block: Callable[[], object] | None):
+        if rate < _LEAST_RATE:
+            raise AudioError(f"{name}: a sampling rate of {rate} Hz holds no speech: {_LEAST_RATE} Hz is the least")
+        self.n, self.rate = 0, rate
+        self._name, self._max_seconds, self._on_block = name, max_seconds, on_block
         self._most = inf if max_seconds == inf else int(max_seconds * rate)
         self._bad, self._first_bad, self._peak = 0, 0, 0.0
         self._resampled = bytearray()  # grows in place: concatenating a list of blocks would take twice the memory
@@ -168,7 +186,7 @@ class _Collector:
     def allow(self, n: int) -> None:
         """AudioError: n samples are more than max_seconds."""
         if n > self._most:
-            raise AudioError(
+            raise TooLong(
                 f"{self._name}: longer than {self._max_seconds:g} s: give max_seconds (--max-seconds) more, or cut it"
             )
 
@@ -179,6 +197,8 @@ class _Collector:
 
     def look_at(self, samples: Samples) -> None:
         """Count and check samples."""
+        if self._on_block is not None:
+            self._on_block()
         self.allow(self.n + len(samples))
         finite = np.isfinite(samples)
         if finite.all():
@@ -202,6 +222,10 @@ class _Collector:
         if self._resampler is not None:
             self._resampled += self._resampler.finish().tobytes()
         return np.frombuffer(self._resampled, np.float32)
+
+
+_MakeCollector = Callable[[str, int], _Collector]
+"""Of a sound with this name and sampling rate."""
 
 
 def _as_float(samples: NDArray[Any]) -> Samples:

@@ -5,7 +5,7 @@ Flat up to 91 % of the lower of the two Nyquist frequencies, and -100 dB from th
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from math import gcd
 
 import numpy as np
@@ -16,10 +16,11 @@ Samples = NDArray[np.float32]
 _CROSSINGS = 74  # zero crossings of the sinc on either side
 _CUTOFF = 0.956  # of the lower Nyquist frequency: the middle of the transition band
 _BETA = 10.06  # of the Kaiser window, for 100 dB
-_LARGEST = 1 << 23  # elements of the matrix for a whole period, at most; else outputs are computed one by one
+_LARGEST = 1 << 21  # elements of the matrix for a whole period, at most; else outputs are computed one by one
 _AT_ONCE = 1 << 17  # samples collected before a product: each call of BLAS has a fixed cost
 _ROWS = 4096  # outputs computed at once without such a matrix
-_MOST = 1 << 24  # elements of all filters, at most
+_PHASES = 256  # filters computed at once: in float64 all of them would take several times what they do
+_MOST = 1 << 23  # elements of all filters, at most
 
 
 class Resampler:
@@ -46,6 +47,7 @@ class Resampler:
         self._periods = -(-self._taps // self._down)
         size = 2 * self._periods**2 * self._down * self._up
         self._whole = size <= _LARGEST
+        self._table = _matrix(self._up, self._down, self._periods) if self._whole else _filters(self._up, self._down)
         self._step = self._periods * self._down if self._whole else self._down  # input samples consumed by a step
         self._reach = 2 * self._step if self._whole else self._step + self._taps  # input samples read by a step
 
@@ -75,18 +77,17 @@ class Resampler:
     def _in_periods(self, held: Samples, steps: int) -> Samples:
         """A step's outputs as one row of a matrix product: its own samples, then those of the next step."""
         blocks = held[: (steps + 1) * self._step].reshape(steps + 1, self._step)
-        matrix = _matrix(self._up, self._down, self._periods)
-        made: Samples = blocks[:-1] @ matrix[: self._step]
-        made += blocks[1:] @ matrix[self._step :]
+        made: Samples = blocks[:-1] @ self._table[: self._step]
+        made += blocks[1:] @ self._table[self._step :]
         return made.reshape(-1)
 
     def _in_rows(self, held: Samples, steps: int) -> Samples:
         """Each output as a dot product."""
         windows = np.lib.stride_tricks.sliding_window_view(held, self._taps)
-        filters, made = _filters(self._up, self._down), np.empty(steps * self._up, np.float32)
+        made = np.empty(steps * self._up, np.float32)
         for start in range(0, len(made), _ROWS):
             begins, phases = np.divmod(np.arange(start, min(start + _ROWS, len(made))) * self._down, self._up)
-            made[start : start + _ROWS] = np.einsum("ij,ij->i", windows[begins], filters[phases])
+            made[start : start + _ROWS] = np.einsum("ij,ij->i", windows[begins], self._table[phases])
         return made
 
 
@@ -95,18 +96,19 @@ def _half(up: int, down: int) -> int:
     return -(-_CROSSINGS * max(up, down) // up)
 
 
-@cache
 def _filters(up: int, down: int) -> NDArray[np.float32]:
     """The filter of each phase, float32 (up, taps), for outputs phase / up of a sample after the window's middle."""
     half, cutoff = _half(up, down), _CUTOFF * min(1.0, up / down)  # of the input's Nyquist frequency
-    distance = np.arange(up)[:, None] / up - np.arange(1 - half, half + 1)
-    window = np.i0(_BETA * np.sqrt(np.maximum(1.0 - (distance / half) ** 2, 0.0))) / np.i0(_BETA)
-    filters = cutoff * np.sinc(cutoff * distance) * window
-    even: NDArray[np.float64] = filters / filters.sum(axis=1, keepdims=True)
-    return even.astype(np.float32)
+    made, taps = np.empty((up, 2 * half), np.float32), np.arange(1 - half, half + 1)
+    for start in range(0, up, _PHASES):
+        distance = np.arange(start, min(start + _PHASES, up))[:, None] / up - taps
+        window = np.i0(_BETA * np.sqrt(np.maximum(1.0 - (distance / half) ** 2, 0.0))) / np.i0(_BETA)
+        filters = cutoff * np.sinc(cutoff * distance) * window
+        made[start : start + _PHASES] = filters / filters.sum(axis=1, keepdims=True)
+    return made
 
 
-@cache
+@lru_cache(maxsize=4)  # of usual rates; each odd one would leave megabytes
 def _matrix(up: int, down: int, periods: int) -> NDArray[np.float32]:
     """The matrix that maps 2 * periods * down samples to periods * up outputs, float32."""
     filters = _filters(up, down)
