@@ -15,6 +15,8 @@ from slimrt.plumbing.tables import table
 class Record:
     """Base of the dataclasses below: to_dict()."""
 
+    __slots__ = ()
+
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON-ready values."""
         return asdict(self)  # type: ignore[call-overload, no-any-return]
@@ -88,7 +90,7 @@ class CacheUse(PerLayer, Record):
     lossy: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be 20 for each token
 class TopLogprob(Record):
     """A token and its log-probability.
 
@@ -103,7 +105,7 @@ class TopLogprob(Record):
     logprob: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenLogprob(TopLogprob):
     """A generated token and its alternatives.
 

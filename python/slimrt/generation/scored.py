@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 from slimrt import core
@@ -40,6 +41,7 @@ def _scored(runtime: Runtime, ids: list[int], n: int) -> Task[tuple[str, list[To
     texts = [detokenizer.feed(id) for id in ids]
     offsets = [0, *itertools.accumulate(map(len, texts))]
 
+    @functools.cache
     def text_of(token: int) -> str:
         return tokenizer.token_bytes(token).decode("utf-8", "replace")
 
