@@ -302,7 +302,7 @@ def test_odd_rates_take_little_memory_and_leave_none():
         Resampler(rate + 2, SAMPLE_RATE).push(tone(5.0, rate + 2))
         left, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert left < 1e5 and peak < 1.1 * filters + 50e6, (rate, left, peak)
+        assert left < 1e5 and peak < 1.1 * filters + 20e6, (rate, left, peak)
 
 
 def test_reading_ends_where_its_callback_says(tmp_path):

@@ -16,7 +16,7 @@ from scripted import ScriptedEngine, scripted_model, write_gguf
 from slimrt.errors import ContextOverflowError, UnsupportedError
 from slimrt.forecast.bolt import Bolt, ResidualBlock
 from slimrt.forecast.chronos import Chronos
-from slimrt.forecast.predict import enough_context
+from slimrt.forecast.predict import enough_context, extent
 from slimrt.forecast.series import as_series
 from slimrt.modelfile.source import ModelSource
 
@@ -251,6 +251,16 @@ def bolt_file(folder, target):
             tensors[f"slimrt.bolt.{BOLT_NAMES[parts[0]]}.{parts[1].removesuffix('_layer')}.{parts[2]}"] = tensor
     fields = {f"slimrt.chronos.{key}": value for key, value in config.items()} | {"slimrt.chronos.kind": "bolt"}
     return write_gguf(target, "t5", fields, tensors)
+
+
+def test_the_extent_of_a_forecast_is_known_before_it(path):
+    runtime = scripted_model(path, ScriptedEngine(lambda *_: None, n_seqs=3, **INFO))._runtime
+    assert extent(runtime, None, None) == (6, 8) and extent(runtime, 90, 3) == (90, 3)
+    with slimrt.Model(MODELS / "tale-chronos.gguf") as bolt:
+        steps, paths = extent(bolt._runtime, None, None)
+        assert paths == 0 and bolt.predict_quantiles([1.0, 2.0]).shape[1] == steps
+    with slimrt.Model(MODELS / "tale-llama.gguf", n_ctx=64) as other, pytest.raises(UnsupportedError, match="forecast"):
+        extent(other._runtime, 1, 1)
 
 
 @pytest.mark.oracle

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 import slimrt
-from slimrt.cache.server_sizes import ROWS_OF_A_TEXT
+from slimrt.cache.server_sizes import ROWS_OF_A_TEXT, SCORE
 from slimrt.generation.parts import FEW
 
 pytest.importorskip("uvicorn")  # the extra `serve`
 
-from served import CHAT, MESSAGES, Served, dechunked, events, read_all, served  # noqa: E402
+from served import CHAT, MESSAGES, Answer, Served, dechunked, events, read_all, served  # noqa: E402
+from slimrt.server.errors import Refusal  # noqa: E402
+from slimrt.server.limits import Places  # noqa: E402
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -72,8 +74,7 @@ def test_ten_times_as_many_as_there_is_room_for(tmp_path: Path) -> None:
         server.wait_until("places_taken", 0)
         assert server.metric('refused_total{code="queue_full"}') == counts[429]
         assert server.metric('refused_total{code="queue_timeout"}') == counts[503]
-        said = Path(f"/proc/{server.process.pid}/status").read_text()
-        peak = int(re.search(r"VmHWM:\s+(\d+) kB", said)[1]) * 1024
+        peak = peak_of(server)
         most = planned(QUEUE).asked.total + (64 << 20)
         assert peak < most, f"{peak / 2**20:.1f} MiB, not below {most / 2**20:.1f}"
         assert server.terminate() == 0
@@ -90,6 +91,40 @@ def test_a_server_is_part_of_the_plan() -> None:
     assert row.total == alone.asked.total + row.logits + row.masks + row.queue
     assert "with a server" in str(beside) and "2 of which wait, 16.0 MiB" in str(beside)
     assert not slimrt.plan(CHAT, n_ctx=N_CTX, max_queue=100, memory_limit="100MiB").fits
+
+
+def peak_of(server: Served) -> int:
+    """Most bytes that the server's process has had resident."""
+    said = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", said)[1]) * 1024
+
+
+def test_an_answer_takes_the_places_of_bodies_that_are_as_large() -> None:
+    places = Places(4)
+    with places.take() as one, places.take() as other:
+        places.hold(one, (8 << 20) + 1, "prompt")
+        places.widen(one, 1)  # its one text is within them
+        assert places.texts == 4
+        with pytest.raises(Refusal, match="queue is full") as full:
+            places.hold(other, (4 << 20) + 1, "prompt")
+        with pytest.raises(Refusal, match="would take 17 MiB, and all requests have 16") as more:
+            places.hold(other, 17 << 20, "prompt")
+        assert (full.value.status, more.value.status, more.value.param) == (429, 400, "prompt")
+    assert places.texts == 0
+
+
+def test_scores_stay_within_the_plan(tmp_path: Path) -> None:
+    flags = ("--parallel", PARALLEL, "--max-queue", QUEUE, "-c", N_CTX, "-t", THREADS, "--cache", "kv")
+    with served(tmp_path, *map(str, flags)) as server:
+
+        def score(n_prompts: int) -> Answer:
+            prompts = [[20 + (i * 7 + j) % 100 for j in range(N_CTX)] for i in range(n_prompts)]
+            return server.ask("/v1/completions", {"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 20})
+
+        answer, most = score(256), (PARALLEL + QUEUE) * (4 << 20) // (N_CTX * 21 * SCORE)
+        assert (answer.status, answer.error["param"]) == (400, "prompt") and "--max-queue" in answer.error["message"]
+        assert len(score(most).json["choices"]) == most
+        assert peak_of(server) < planned(QUEUE).asked.total + (64 << 20)
 
 
 def test_it_does_not_begin_where_requests_would_not_fit(tmp_path: Path) -> None:

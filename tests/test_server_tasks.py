@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
 import chronos2_models
 import slimrt
@@ -152,6 +153,29 @@ def test_forecasts_are_the_librarys(tmp_path):
                       {"top_p": 1.0}, {"seed": -1}, {"cross_learning": True}):  # fmt: skip
             answer = server.ask("/v1/forecasts", {"series": [1, 2]} | wrong if wrong else {})
             assert (answer.status, answer.error["param"]) == (400, next(iter(wrong), "series"))
+
+
+def test_sounds_and_forecasts_stay_within_the_plan(tmp_path, whisper):
+    """28 KB at 1 Hz, a FLAC of three hours of silence, a sound for another model, and a megabyte of levels."""
+    silence = io.BytesIO()
+    soundfile.write(silence, np.zeros(3 * 3600 * 2000, np.int16), 2000, format="FLAC")
+    slow = io.BytesIO()
+    with wave.open(slow, "wb") as file:
+        file.setparams((1, 2, 1, 0, "NONE", ""))
+        file.writeframes(bytes(28000))
+    for content, words in ((slow, "1 Hz holds no speech"), (silence, "a sound may last 1500 s here")):
+        answer = form(whisper, {}, content.getvalue())
+        assert (answer.status, answer.error["param"]) == (400, "file") and words in answer.error["message"]
+    with served(tmp_path, model=MODELS / "tale-chronos.gguf") as server:
+        answer = form(server, {}, slow.getvalue())
+        assert answer.status == 400 and "is a Chronos-Bolt model" in answer.error["message"]
+        levels = np.linspace(0.1, 0.9, 100_000).tolist()
+        for more, param in (
+            ({"quantile_levels": levels}, "quantile_levels"),
+            ({"quantile_levels": levels[:99], "prediction_length": 60000}, "series"),
+        ):
+            answer = server.ask("/v1/forecasts", {"series": [[1.0, 2.0, 3.0, 4.0] * 5] * 100} | more)
+            assert (answer.status, answer.error["param"]) == (400, param), answer.body
 
 
 def test_forecasts_of_chronos_2(tmp_path):

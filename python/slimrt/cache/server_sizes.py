@@ -1,4 +1,4 @@
-"""Host memory of a server beside its engine: the logits and masks of a step, and waiting requests."""
+"""Host memory of a server beside its engine: the logits and masks of a step, and requests and their answers."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ ROWS_OF_A_TEXT = 8
 ROWS_OF_A_PIECE = 64
 """Rows of logits of a piece of a prompt that is scored; only one prompt is scored at a time."""
 
+SOUND_SECONDS = 1500
+"""Longest sound."""
+
+SCORE = 512
+"""Most bytes of a log probability of a prompt's token: as an object, in the answer, and in its JSON."""
+
+_SOUND = SOUND_SECONDS * (16000 * 4 * 9 // 8 + 100 * 128 * 4) + (40 << 20)
+# Bytes of the longest sound: samples in a buffer that grows, frames of 128 mel channels, and a resampler's filters.
+_FORECAST, _PATH = 128, 16  # bytes of a quantile of a step, as numbers and in JSON; of a step of a sample path
 _SAMPLER = 20  # bytes of sampling buffers of a thread for each token of the vocabulary
 
 
@@ -30,7 +39,8 @@ class ServerSizes:
         logits: float32 rows of logits of a step, twice: as the engine returns them, and gathered for sampling; and the
             sampling buffers of each thread.
         masks: grammar masks, one bit per token of the vocabulary: of each text, and gathered for a step.
-        queue: bodies of all accepted requests; a body is not read before its request has a place in the queue.
+        queue: bodies of all accepted requests; a body is not read before its request has a place in the queue. Scores
+            of prompts and forecasts take places of their own (Places.hold). Also the sounds that are heard at once.
     """
 
     logits: int
@@ -48,7 +58,7 @@ class ServerSizes:
         return cls(
             logits=(2 * rows + drafts * n_seqs) * n_vocab * 4 + n_threads * n_vocab * _SAMPLER,
             masks=2 * n_seqs * words * 4,
-            queue=places(n_seqs, max_queue) * (MAX_SOUND if sounds else MAX_BODY),
+            queue=places(n_seqs, max_queue) * (MAX_SOUND if sounds else MAX_BODY) + sounds * n_seqs * _SOUND,
         )
 
     @property
@@ -59,3 +69,8 @@ class ServerSizes:
 def places(parallel: int, max_queue: int | None) -> int:
     """Most texts that are generated or wait. max_queue: most that wait; None: QUEUE for each of `parallel`."""
     return parallel + (QUEUE * parallel if max_queue is None else max_queue)
+
+
+def forecast_bytes(steps: int, levels: int, paths: int) -> int:
+    """Most bytes of a forecast of so many steps, over all series: of quantiles at these levels, from sample paths."""
+    return steps * (levels * _FORECAST + paths * _PATH)

@@ -84,6 +84,18 @@ def _chronos2(
     return model.at_levels(found, levels), model.at_levels(found, [0.5])[..., 0]
 
 
+def extent(runtime: Runtime, prediction_length: int | None, num_samples: int | None) -> tuple[int, int]:
+    """Steps of a forecast, and sample paths drawn for it (0: none): as asked, or the model's own. UnsupportedError: the
+    model is for something else."""
+    kind, file = require(runtime, "chronos", "chronos-bolt", "chronos-2", to="forecast"), runtime.source.file
+    if kind == "chronos-2":
+        return prediction_length or read_chronos2(file).prediction_length, 0
+    steps = prediction_length or int(_stored(file, "prediction_length"))
+    if kind == "chronos-bolt":
+        return steps, 0
+    return steps, int(_stored(file, "num_samples")) if num_samples is None else num_samples
+
+
 def warn_beyond(source: ModelSource, levels: Sequence[float]) -> None:
     """Warn of quantile levels outside the range that the model was trained for."""
     trained = trained_levels(source)

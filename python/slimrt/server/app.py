@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slimrt import core
 from slimrt.cache.config import kinds
+from slimrt.cache.server_sizes import SCORE
 from slimrt.generation.embed import embeddings as embedding_tasks
 from slimrt.generation.scored import scored
 from slimrt.model import Model
@@ -29,6 +30,7 @@ from slimrt.runtime.session import as_prompt
 from slimrt.server.errors import Refusal, refusal_of
 from slimrt.server.exchange import ClientGone, Exchange
 from slimrt.server.guard import Access, Guard
+from slimrt.server.limits import Place
 from slimrt.server.metrics import CONTENT_TYPE
 from slimrt.server.protocol import (
     CompletionRequest,
@@ -118,7 +120,7 @@ class Routes:
         ]
 
     async def chat(self, exchange: Exchange) -> None:
-        async def plan(model: Model, body: bytes) -> tuple[TextRequest, Plan]:
+        async def plan(model: Model, body: bytes, _: Place) -> tuple[TextRequest, Plan]:
             def planned() -> tuple[TextRequest, Plan]:
                 limits = self._service.limits
                 request = chat_request(exchange.path, read_object(body, limits), limits)
@@ -129,10 +131,13 @@ class Routes:
         await self._texts(exchange, "chatcmpl", plan)
 
     async def completions(self, exchange: Exchange) -> None:
-        async def plan(model: Model, body: bytes) -> tuple[TextRequest, Plan]:
+        async def plan(model: Model, body: bytes, place: Place) -> tuple[TextRequest, Plan]:
             request, prompts, first = await self._service.apart(lambda: self._prompts(model, body))
             if request.echo and request.logprobs is not None:
-                prompts = await self._scored(exchange, model, prompts, max(request.logprobs, 1))
+                count = max(request.logprobs, 1)
+                scores = sum(len(one.ids) for one in prompts) * (1 + count) * request.n
+                self._service.places.hold(place, scores * SCORE, "prompt")
+                prompts = await self._scored(exchange, model, prompts, count)
             return request, plan_completion(model, request, prompts, first)
 
         await self._texts(exchange, "cmpl", plan)
@@ -222,13 +227,16 @@ class Routes:
         await exchange.answer_bytes(_PAGE, "text/html; charset=utf-8", headers=_PAGE_HEADERS)
 
     async def _texts(
-        self, exchange: Exchange, prefix: str, plan: Callable[[Model, bytes], Awaitable[tuple[TextRequest, Plan]]]
+        self,
+        exchange: Exchange,
+        prefix: str,
+        plan: Callable[[Model, bytes, Place], Awaitable[tuple[TextRequest, Plan]]],
     ) -> None:
         """Respond with generated texts."""
         service, called = self._service, time.perf_counter()
         model = service.model()
         with service.places.take() as place:
-            request, planned = await plan(model, await exchange.body())
+            request, planned = await plan(model, await exchange.body(), place)
             service.places.widen(place, len(planned.prompts) * request.n)
             runs = await service.apart(lambda: runs_of(model, request, planned, called, exchange.key))
             head = Head.new(prefix, model._runtime.source.name)

@@ -52,7 +52,8 @@ class Limits:
 
 @dataclass(eq=False)  # compared by identity
 class Place:
-    """The share of one request. texts: that it generates. tokens: still to be computed for it, as estimated."""
+    """The share of one request. texts: that it generates, or for how many its answer counts. tokens: still to be
+    computed for it, as estimated."""
 
     texts: int = 1
     tokens: int = 0
@@ -89,11 +90,27 @@ class Places:
             self._taken.remove(place)
 
     def widen(self, place: Place, texts: int) -> None:
-        """Set the number of texts of a request, once it is known; more than the limit count as the limit. Refusal 429:
-        there is no room beside the other requests."""
-        wanted = min(texts, self.limit)
+        """Raise the number of texts of a request, once it is known; more than the limit count as the limit. Refusal
+        429: there is no room beside the other requests."""
+        wanted = max(min(texts, self.limit), place.texts)
         self._require(wanted - place.texts)
         place.texts = wanted
+
+    def hold(self, place: Place, n_bytes: int, param: str) -> None:
+        """Count the answer of a request as the bodies that fill as much memory, since theirs is planned.
+
+        Refusal: 400, for the field `param`, it is more than all of them; 429, there is no room beside other requests.
+        """
+        bodies = -(-n_bytes // MAX_BODY)
+        if bodies > self.limit:
+            raise Refusal(
+                400,
+                f"the answer would take {n_bytes >> 20} MiB, and all requests have {self.limit * MAX_BODY >> 20} "
+                "(--parallel and --max-queue): ask for less at once",
+                "invalid_value",
+                param=param,
+            )
+        self.widen(place, bodies)
 
     def count(self, place: Place, tokens: int) -> None:
         """Record that tokens of a request were computed."""

@@ -12,19 +12,24 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from python_multipart.exceptions import FormParserError
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from slimrt.cache.server_sizes import SOUND_SECONDS, forecast_bytes
+from slimrt.errors import UnsupportedError
 from slimrt.forecast.options import PredictOptions
-from slimrt.forecast.predict import predict, warn_beyond
+from slimrt.forecast.predict import extent, predict, warn_beyond
 from slimrt.generation.tickets import Call
 from slimrt.model import Model
 from slimrt.openai.responses import Json
+from slimrt.runtime.kinds import require
 from slimrt.server.errors import Refusal, refusal_of
 from slimrt.server.exchange import ClientGone, Exchange
 from slimrt.server.protocol import read_object, take_fields
 from slimrt.server.service import Service
+from slimrt.speech.audio import TooLong, read_sound
 from slimrt.speech.options import TranscribeOptions
 from slimrt.speech.records import Segment, TranscriptionInfo
 from slimrt.speech.subtitles import written
@@ -35,7 +40,8 @@ _UNTIMED = ("json", "text")
 _FIELDS = ("file", "model", "language", "prompt", "response_format", "temperature", "timestamp_granularities[]",
            "timestamp_granularities", "stream", "user")  # fmt: skip
 _MOST_FIELDS = 32
-_MOST_SERIES, _MOST_VALUES, _MOST_STEPS = 1024, 1 << 20, 1 << 16
+_MOST_SERIES, _MOST_VALUES, _MOST_STEPS, _MOST_LEVELS = 1024, 1 << 20, 1 << 16, 99
+_Forecast = tuple[Sequence[NDArray[np.float64]], int | None, list[float], PredictOptions]
 
 
 @dataclass(frozen=True)
@@ -63,11 +69,22 @@ class Sounds:
 
     async def forecasts(self, exchange: Exchange) -> None:
         model, limits = self._service.model(), self._service.limits
-        with self._service.places.take():
+        with self._service.places.take() as place:
             body, call = await exchange.body(), Call()
 
+            def read() -> tuple[_Forecast, int]:
+                asked = forecast_request(exchange.path, read_object(body, limits))
+                series, length, levels, options = asked
+                steps, paths = extent(model._runtime, length, options.get("num_samples"))
+                return asked, forecast_bytes(len(series) * steps, len(levels), paths)
+
+            try:
+                (series, length, levels, options), n_bytes = await self._service.apart(read)
+            except Exception as error:
+                raise refusal_of(error, "series") from error
+            self._service.places.hold(place, n_bytes, "series")
+
             def forecast(_: Callable[[], None]) -> Json:
-                series, length, levels, options = forecast_request(exchange.path, read_object(body, limits))
                 seed = model._seed_of(options.get("seed"))
                 found = predict(model._runtime, series, length, levels, seed, options, call)[0]
                 warn_beyond(model._runtime.source, levels)
@@ -80,6 +97,10 @@ class Sounds:
 
     async def _respond(self, exchange: Exchange, task: str) -> None:
         model = self._service.model()
+        try:  # before the body: plans of other models have no room for sounds
+            require(model._runtime, "whisper", "moonshine", to="transcribe")
+        except UnsupportedError as error:
+            raise refusal_of(error, "file") from error
         with self._service.places.take():
             request = await sound_request(exchange, task)
             if request.stream:
@@ -157,11 +178,15 @@ def _transcribe(
     model: Model, request: SoundRequest, tell: Callable[[Segment], object] | None, check: Callable[[], None]
 ) -> tuple[list[Segment], TranscriptionInfo]:
     """Transcribe; runs in a thread."""
+    try:
+        sound = read_sound(io.BytesIO(request.sound), max_seconds=SOUND_SECONDS, on_block=check)
+    except TooLong:
+        raise Refusal(400, f"a sound may last {SOUND_SECONDS} s here: cut it", "invalid_value", param="file") from None
     options = request.options.copy()
     options["on_progress"] = lambda *_: check()
     if tell is not None:
         options["on_segment"] = lambda _, segment: tell(segment)
-    return model.transcribe(io.BytesIO(request.sound), **options)
+    return model.transcribe(sound, **options)
 
 
 async def sound_request(exchange: Exchange, task: str) -> SoundRequest:
@@ -263,9 +288,7 @@ def _segment(one: Segment) -> Json:
     }  # fmt: skip
 
 
-def forecast_request(
-    path: str, given: Json
-) -> tuple[list[list[float | None]], int | None, list[float], PredictOptions]:
+def forecast_request(path: str, given: Json) -> _Forecast:
     """(series, prediction_length, quantile levels, options); null among the values is a missing one.
 
     Raises:
@@ -284,6 +307,9 @@ def forecast_request(
     for i, one in enumerate(several):
         if not isinstance(one, list) or not all(x is None or type(x) in (int, float) for x in one):
             raise Refusal(400, f"series[{i}] must be a list of numbers or null", "invalid_value", param="series")
+    if len(levels) > _MOST_LEVELS:
+        raise Refusal(400, f"quantile_levels are at most {_MOST_LEVELS}, got {len(levels)}", "invalid_value",
+                      param="quantile_levels")  # fmt: skip
     if not all(type(level) in (int, float) for level in levels):
         raise Refusal(400, "quantile_levels are numbers from 0 to 1", "invalid_value", param="quantile_levels")
     length = fields["prediction_length"]
@@ -292,7 +318,7 @@ def forecast_request(
                       param="prediction_length")  # fmt: skip
     options: Any = {name: fields[name] for name in PredictOptions.__annotations__ if fields[name] is not None}
     try:
-        rows: Any = [np.array([np.nan if x is None else x for x in one], np.float64) for one in several]
+        rows = [np.array([np.nan if x is None else x for x in one], np.float64) for one in several]
     except OverflowError:
         raise Refusal(400, "series has a number that is too large for a float", "invalid_value",
                       param="series") from None  # fmt: skip

@@ -18,7 +18,7 @@ _CUTOFF = 0.956  # of the lower Nyquist frequency: the middle of the transition 
 _BETA = 10.06  # of the Kaiser window, for 100 dB
 _LARGEST = 1 << 21  # elements of the matrix for a whole period, at most; else outputs are computed one by one
 _AT_ONCE = 1 << 17  # samples collected before a product: each call of BLAS has a fixed cost
-_ROWS = 4096  # outputs computed at once without such a matrix
+_ROWS = 1024  # outputs computed at once without such a matrix
 _PHASES = 256  # filters computed at once: in float64 all of them would take several times what they do
 _MOST = 1 << 23  # elements of all filters, at most
 
