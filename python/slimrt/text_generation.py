@@ -104,7 +104,7 @@ class TextGeneration(Tasks):
                 the dropped tokens. A session then holds the rest.
             cache_prompt: reuse the rows of earlier texts with this option as far as this prompt has a prefix in common
                 with one, in any cache mode, and keep those of this text until their memory is needed; usage counts
-                cached_tokens. Reused rows are read as stored, so the last digits of logits differ.
+                cached_tokens. Reused rows are read as stored, so the last digits of logits differ. Not with session.
             lookup: prompt-lookup decoding: propose what followed an earlier occurrence of the last tokens, and verify
                 several tokens in a step, if measured times show a gain: for text that repeats its prompt, two and more
                 tokens a step. The output is that without lookup up to rounding: the tokens of a step attend to each
