@@ -19,7 +19,7 @@ ROWS_OF_A_TEXT = 8
 ROWS_OF_A_PIECE = 64
 """Rows of logits of a piece of a prompt that is scored; only one prompt is scored at a time."""
 
-SOUND_SECONDS = 1500
+SOUND_SECONDS = 3600
 """Longest sound."""
 
 SCORE = 512

@@ -181,7 +181,12 @@ def _transcribe(
     try:
         sound = read_sound(io.BytesIO(request.sound), max_seconds=SOUND_SECONDS, on_block=check)
     except TooLong:
-        raise Refusal(400, f"a sound may last {SOUND_SECONDS} s here: cut it", "invalid_value", param="file") from None
+        raise Refusal(
+            400,
+            f"a sound may last {SOUND_SECONDS} s here: cut it, or use slimrt transcribe",
+            "invalid_value",
+            param="file",
+        ) from None
     options = request.options.copy()
     options["on_progress"] = lambda *_: check()
     if tell is not None:
