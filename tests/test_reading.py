@@ -19,8 +19,9 @@ from slimrt.generation.generate import Run
 from slimrt.generation.loop import Loop, loop_of
 from slimrt.generation.options import Options
 from slimrt.generation.pace import LEAST
+from slimrt.generation.parts import FEW
 from slimrt.generation.scored import prompt_logprobs, scored
-from slimrt.generation.sequences import Sequences
+from slimrt.generation.sequences import BLOCK, Sequences
 from slimrt.generation.tickets import Call, Ticket
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
@@ -144,6 +145,23 @@ def test_a_score_waits_for_room_that_another_text_has(read):
             loop.step()
         np.testing.assert_allclose(read(model, ids), wanted, atol=0.02)  # f16 weights, other steps
         assert len(finish(loop, other)[0].tokens) == 20
+
+
+def test_a_prompt_that_gives_up_its_rows_in_a_step_begins_again():
+    """For a text's next token, in a step that would have computed the rest of the prompt."""
+    with slimrt.Model(MODELS / "tale-llama.gguf", n_ctx=160, n_seqs=2, cache_tokens=160, cache_type="f32") as model:
+        ids = model.tokenize(LONG)[:140]
+        wanted = model.score(ids).logprobs
+        loop, run = loop_of(model._runtime), text(model, 60)
+        older = loop.submit(run.task())
+        loop.wait([older], lambda: len(run.prompt) + len(run.tokens) == BLOCK + 1)  # its next token needs a block
+        read = loop.submit(scored(model._runtime, ids, 1), eager=True)
+        for _ in range(2):
+            loop.step()
+        assert loop._engine.free_blocks() == 0 and FEW < len(read.left[0][1]) < ROWS_OF_A_PIECE
+        loop.wait([older, read], lambda: older.done and read.done)
+        assert read.preemptions == 1 and len(older.result().tokens) == 60
+        np.testing.assert_allclose([one.logprob for one in read.result()[1]], wanted, atol=0.02)
 
 
 def test_a_forecast_of_many_series_leaves_room_for_another(steps):

@@ -45,7 +45,8 @@ class Room:
         wanted = [part for part in wanted if part not in scores[1:]]
         oldest = min((part.ticket.order for part in wanted), default=0)
         texts = self._with_room([part for part in wanted if part.few], oldest)
-        prompts = [part for part in wanted if not part.few]
+        # Made anew: one that gave up its rows for the texts has to compute them again.
+        prompts = [Part(part.ticket, self._engine) for part in wanted if not part.few]
         if is_shared([part.ticket for part in wanted]):
             prompts = pace.pieces(prompts, bool(texts))
         chosen = list(texts)
