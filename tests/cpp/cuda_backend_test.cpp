@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/memory_info.h"
 #include "cuda_host_runtime.h"
 #include "cuda_runtime.h"
 #include "kernels/backend.h"
@@ -102,6 +103,30 @@ int test_recorded_steps() {
     return failures;
 }
 
+/// An integrated GPU has what the host has available, also where that is full of cached files, and no more
+/// than its own memory; a card has what CUDA says.
+int test_available() {
+    int failures = 0;
+    const auto available = [](const char* integrated, const char* total) {
+        setenv("SLIMRT_EMULATED_INTEGRATED", integrated, 1);
+        setenv("SLIMRT_EMULATED_MEMORY", total, 1);
+        return open_cuda_backend(0, true)->available();
+    };
+    const auto require = [&](bool good, const char* what) {
+        if (!good) std::printf("FAIL: %s\n", what), ++failures;
+    };
+    constexpr const char *kLittle = "400000000", *kMuch = "1000000000000";
+    constexpr uint64_t kOfLittle = 400000000 - (300 << 20) - 4000000, kOfMuch = 990000000000 - (300 << 20);
+    require(available("0", kLittle) == kOfLittle, "not all of a card's memory is available");
+    require(available("0", kMuch) == kOfMuch, "a card's memory is not its own");
+    require(available("1", kLittle) == kOfLittle, "cached files are not available to an integrated GPU");
+    const uint64_t before = available_memory(), of_gpu = available("1", kMuch);
+    require(of_gpu <= std::max(before, available_memory()), "an integrated GPU has more than the host");
+    unsetenv("SLIMRT_EMULATED_INTEGRATED");
+    unsetenv("SLIMRT_EMULATED_MEMORY");
+    return failures;
+}
+
 int test_advice_after_a_fork() {
     try {
         cuda::check(cudaErrorInitializationError, "copying");
@@ -113,7 +138,7 @@ int test_advice_after_a_fork() {
 
 int main() {
     setenv("SLIMRT_EMULATED_DEVICES", "2", 1);
-    int failures = test_likeliest() + test_recorded_steps() + test_advice_after_a_fork();
+    int failures = test_likeliest() + test_recorded_steps() + test_available() + test_advice_after_a_fork();
     const auto expect_first = [&](const char* after) {
         int device = -1;
         cudaGetDevice(&device);

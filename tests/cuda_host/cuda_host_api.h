@@ -43,8 +43,8 @@ enum cudaDeviceAttr {
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
-    int major, minor, multiProcessorCount, l2CacheSize, accessPolicyMaxWindowSize, maxThreadsPerBlock,
-        warpSize;
+    int integrated, major, minor, multiProcessorCount, l2CacheSize, accessPolicyMaxWindowSize,
+        maxThreadsPerBlock, warpSize;
 };
 
 cudaError_t cudaGetDeviceCount(int* count);

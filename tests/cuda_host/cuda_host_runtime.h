@@ -16,6 +16,7 @@ inline std::recursive_mutex all;  // of every call that reads or changes what th
 /// The error itself, which cudaGetLastError() will give too.
 cudaError_t result(cudaError_t error);
 size_t total_memory();
+bool is_integrated();
 inline thread_local int current_device = 0;
 inline uint64_t n_started = 0;     // kernels and memsets that have run, those of graphs too
 inline int64_t n_graphs = 0;       // that can be started

@@ -26,8 +26,8 @@
 // speed. Sums of products have another order than the tensor cores'.
 //
 // Environment: SLIMRT_EMULATED_MEMORY (bytes, 4 GiB), SLIMRT_EMULATED_CAPABILITY (90),
-// SLIMRT_EMULATED_PROCESSORS (4), SLIMRT_EMULATED_SEED (of the order of threads), all read when they are
-// needed.
+// SLIMRT_EMULATED_PROCESSORS (4), SLIMRT_EMULATED_INTEGRATED (0; 1: the memory is the host's),
+// SLIMRT_EMULATED_SEED (of the order of threads), all read when they are needed.
 #pragma once
 
 #include "cuda_host_api.h"       // what the host calls

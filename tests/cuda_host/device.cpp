@@ -41,6 +41,7 @@ cudaError_t cuda_host::result(cudaError_t error) {
     return error;
 }
 
+bool cuda_host::is_integrated() { return from_environment("SLIMRT_EMULATED_INTEGRATED", 0) != 0; }
 size_t cuda_host::total_memory() { return from_environment("SLIMRT_EMULATED_MEMORY", kDefaultMemory); }
 
 const char* cudaGetErrorName(cudaError_t error) {
@@ -91,6 +92,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
                    .sharedMemPerBlock = kUsualShared,
                    .sharedMemPerBlockOptin = most_shared(capability),
                    .sharedMemPerMultiprocessor = 228 << 10,
+                   .integrated = is_integrated(),
                    .major = capability / 10,
                    .minor = capability % 10,
                    .multiProcessorCount = int(from_environment("SLIMRT_EMULATED_PROCESSORS", 4)),

@@ -48,9 +48,8 @@ Buffer CudaBackend::alloc(MemoryKind kind, size_t bytes, const char* what) {
 }
 
 uint64_t CudaBackend::available() const {
-    size_t available = 0, total = 0;
     const Current current = ready();
-    check(cudaMemGetInfo(&available, &total), "asking for the free memory");
+    const auto [available, total] = memory_of(device_);
     const uint64_t others = kOthersBytes + total / 100;
     return available > others ? available - others : 1;
 }

@@ -37,6 +37,7 @@ Device describe(int id) {
             .shared_bytes = properties.sharedMemPerBlockOptin,
             .l2_bytes = static_cast<size_t>(properties.l2CacheSize),
             .window_bytes = static_cast<size_t>(properties.accessPolicyMaxWindowSize),
+            .integrated = properties.integrated != 0,
             .name = properties.name};
 }
 

@@ -26,8 +26,9 @@ struct Device {
     size_t l2_bytes = 0;
     size_t window_bytes = 0;  // the largest access policy window of a launch
     std::array<int, kMaxCluster + 1>
-        clusters{};         // by size: how many run at once, with a multiprocessor for each block
-    bool overlaps = false;  // kernels may begin while the previous one ends
+        clusters{};           // by size: how many run at once, with a multiprocessor for each block
+    bool overlaps = false;    // kernels may begin while the previous one ends
+    bool integrated = false;  // its memory is the host's
     std::string name;
     cudaStream_t stream = nullptr;  // none: planning
 };

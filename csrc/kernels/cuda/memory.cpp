@@ -1,6 +1,7 @@
 #include "kernels/cuda/memory.h"
 
 #include "core/error.h"
+#include "core/memory_info.h"
 #include "core/sizes.h"
 
 namespace slimrt::cuda {
@@ -16,6 +17,14 @@ uint64_t& count_of(MemoryUse& use, MemoryKind kind) {
 }
 
 }  // namespace
+
+DeviceMemory memory_of(const Device& device) {
+    size_t available = 0, total = 0;
+    check(cudaMemGetInfo(&available, &total), "asking for the free memory");
+    // Of memory that it shares with the host, CUDA counts as used what files are cached in.
+    const uint64_t of_host = device.integrated ? available_memory() : 0;  // 0: unknown
+    return {of_host ? std::min<uint64_t>(of_host, total) : available, total};
+}
 
 Buffer Memory::alloc(MemoryKind kind, size_t bytes, const char* what) {
     const std::shared_ptr<std::byte> data = take(aligned(bytes), what);
@@ -44,8 +53,7 @@ std::shared_ptr<std::byte> Memory::take_whole(size_t bytes, const char* what) co
     void* data = nullptr;
     if (const cudaError_t result = cudaMalloc(&data, bytes); result == cudaErrorMemoryAllocation) {
         cudaGetLastError();  // this error is reported below
-        size_t available = 0, total = 0;
-        check(cudaMemGetInfo(&available, &total), "asking for the free memory");
+        const uint64_t available = memory_of(device_).available;
         const auto [needed, there] = format_both(bytes, available);
         const char* why = bytes > available ? "" : "which the driver does not give, though ";
         throw Error(

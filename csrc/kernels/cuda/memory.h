@@ -8,6 +8,12 @@
 
 namespace slimrt::cuda {
 
+/// Bytes of a device's memory, which is current.
+struct DeviceMemory {
+    uint64_t available, total;
+};
+DeviceMemory memory_of(const Device& device);
+
 class Memory {
   public:
     /// For a device without a stream (planning) nothing is allocated: addresses are made up and counted.
