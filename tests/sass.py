@@ -77,15 +77,15 @@ def kernels(module: Path) -> Iterator[Kernel]:
                 yield Kernel(cubin.name.split(".")[-2], body.split(",")[0], body.split("\t.section\t")[0])
 
 
-def resources(module: Path) -> dict[tuple[str, str], tuple[int, int]]:
-    """Registers and bytes of stack, by architecture and the linker's name of a kernel."""
+def resources(module: Path) -> dict[tuple[str, str], tuple[int, int, int]]:
+    """Registers, bytes of stack and of static shared memory, by architecture and the linker's name of a kernel."""
     listing = output(tool("cuobjdump"), "-res-usage", module)
     found, architecture = {}, ""
     for line in re.findall(r"arch = \w+|Function \w+:\n.*", listing):
         if line.startswith("arch"):
             architecture = line.split()[-1]
-        elif numbers := re.search(r"Function (\w+):\n\s*REG:(\d+) STACK:(\d+)", line):
-            found[architecture, numbers[1]] = int(numbers[2]), int(numbers[3])
+        elif numbers := re.search(r"Function (\w+):\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", line):
+            found[architecture, numbers[1]] = int(numbers[2]), int(numbers[3]), int(numbers[4])
     return found
 
 
@@ -231,7 +231,7 @@ def table(module: Path, of: Iterable[Kernel]) -> Table:
     used, found = resources(module), []
     for kernel in of:
         if HOT.search(kernel.listing) and (numbers := measure(Code(kernel.listing))):
-            registers, stack = used[kernel.architecture, kernel.name]
+            registers, stack, _ = used[kernel.architecture, kernel.name]
             found.append((kernel, {"registers": registers, "stack": stack, **numbers}))
     names = plain_names([kernel.name for kernel, _ in found])
     return {f"{kernel.architecture} {name}": numbers for name, (kernel, numbers) in zip(names, found, strict=True)}

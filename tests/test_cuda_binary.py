@@ -86,6 +86,17 @@ def test_loops_are_no_dearer_than_they_were(kernels):
     assert sass.worse(is_now, budgets) == []
 
 
+def test_blocks_have_the_static_shared_memory_that_plans_count(kernels):
+    """kStatic of csrc/kernels/cuda/linear_few.cu and tests/cpp/cuda_plans_test.cpp. From sm_90 on cuobjdump also counts
+    the 1 KB that the system reserves."""
+    static = {
+        shared - 1024 * (int(re.sub(r"\D", "", architecture)) >= 90)
+        for (architecture, name), (_, _, shared) in sass.resources(CORE).items()
+        if "few_kernel" in name
+    }
+    assert static == {144}
+
+
 def test_clusters_wait_without_a_fence(kernels):
     """What blocks of a cluster write to each other tells its own barrier: MEMBAR.ALL.GPU took 500 cycles and more in
     each tile, CCTL.IVALL threw the block tables away."""

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "cuda_host_runtime.h"
 #include "kernels/cuda/absorbed.h"
 #include "kernels/cuda/attention_view.h"
 #include "kernels/cuda/linear_job.cuh"
@@ -108,9 +109,9 @@ void attention_rows(const Device& device) {
 }
 
 /// How often weights of gate and up of a model of 8B are read: by as many kernels as are started.
-int passes(const Device& device, DType dtype, int tokens) {
+int passes(const Device& device, DType dtype, int tokens, int columns = 4096) {
     auto* const there = reinterpret_cast<std::byte*>(uintptr_t{1} << 30);
-    const int rows = 14336, columns = 4096;
+    const int rows = 14336;
     const Tensor x(there, DType::F32, tokens, columns), weight(there, dtype, rows, columns);
     const Tensor out(there, DType::F32, tokens, rows);
     const Product products[] = {{weight, {}, out}, {weight, {}, out}};
@@ -124,16 +125,37 @@ int passes(const Device& device, DType dtype, int tokens) {
     return int(launches);
 }
 
+constexpr DType kWeights[] = {DType::F16,  DType::Q8_0, DType::Q4_0, DType::Q4_K,
+                              DType::Q5_K, DType::Q6_K, DType::Q2_K, DType::MXFP4};
+
 void weight_row(const Device& device) {
     std::printf("%-12s weights are read by up to 8 tokens:", device.name.c_str());
-    for (const DType dtype : {DType::F16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K,
-                              DType::Q2_K, DType::MXFP4}) {
+    for (const DType dtype : kWeights) {
         int most = 0;
         for (int tokens = 1; tokens <= 8; ++tokens) most = std::max(most, passes(device, dtype, tokens));
         std::printf("  %s %d", dtype_info(dtype).name, most);
         require(most == 1, device, std::string(dtype_info(dtype).name) + " weights are read more than once");
     }
     std::printf("\n");
+}
+
+/// A launch of few_kernel has no more blocks for each multiprocessor than have room there, with the static
+/// memory that cuobjdump tells (tests/test_cuda_binary.py) and 1 KB of the system's for each.
+void blocks_at_once(const Device& device) {
+    constexpr size_t kStatic = 144, kReserved = 1024, kUnit = 128;
+    for (const DType dtype : kWeights)
+        for (const int columns : {2048, 4096, 8192, 14336})
+            for (int tokens = 1; tokens <= 8; ++tokens) {
+                passes(device, dtype, tokens, columns);
+                const cudaLaunchConfig_t& launch = cuda_host::last_launch;
+                const size_t own = (launch.dynamicSmemBytes + kStatic + kUnit - 1) / kUnit * kUnit;
+                const size_t blocks = cuda::divide_up(int(launch.gridDim.x), device.processors);
+                require(own <= device.shared_bytes &&
+                            blocks * (own + kReserved) <= device.shared_bytes + kReserved,
+                        device,
+                        concat(dtype_info(dtype).name, ", ", tokens, " tokens, k ", columns, ": ", blocks,
+                               " blocks of ", launch.dynamicSmemBytes, " bytes have no room"));
+            }
 }
 
 /// How the products of a model of 8B are cut, for a batch of a prompt and for fewer tokens.
@@ -218,6 +240,7 @@ int main() {
          }) {
         attention_rows(d);
         weight_row(d);
+        blocks_at_once(d);
         tile_row(d);
         limits(d);
     }

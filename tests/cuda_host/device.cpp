@@ -175,6 +175,8 @@ cudaError_t cuda_host::launch(const cudaLaunchConfig_t& config, const void* kern
         if (cluster.y != 1 || cluster.z != 1) return result(cudaErrorInvalidValue);
         launch.cluster = cluster.x;
     }
+    last_launch = config;
+    last_launch.attrs = nullptr, last_launch.numAttrs = 0;
     const dim3 grid = launch.grid, block = launch.block;
     const uint64_t threads = uint64_t{block.x} * block.y * block.z;
     if (threads == 0 || threads > kMostThreads || block.z > 64 || grid.x == 0 || grid.x > 0x7fffffff ||

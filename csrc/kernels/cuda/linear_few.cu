@@ -197,9 +197,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, kAtOnce<kColumns>* kChains / kW
     __shared__ RowScale by[kNormedTokens];
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int bytes = room.bytes<W, L>(job.tokens), x_bytes = job.tokens * TokenSpace<W>::kBytes;
-    unsigned char* const own = shared_memory() + warp * bytes;
+    unsigned char* const own = shared_memory_behind_static() + warp * bytes;
     unsigned char* const tokens = own + room.tokens_at<W, L>();
-    float* const all = reinterpret_cast<float*>(shared_memory() + kWarps * bytes);
+    float* const all = reinterpret_cast<float*>(shared_memory_behind_static() + kWarps * bytes);
     const Turns<kWarps> turns{warp, divide_up(job.k, W::kChunk)};
     if (job.experts) wait_for_previous();  // which writes the experts' ids
     Stager<W, L, kWarps, kGated> stager{job, row_bytes, turns, own, n_tiles, room.stages, turns.all()};
@@ -249,7 +249,11 @@ std::span<const unsigned char> weights_of(const Device& device, const Job& job) 
     return all.size() <= device.window_bytes ? all : std::span(largest->weight, bytes_of(*largest));
 }
 
-/// Shared memory of a block: its warps', and sums of chains for two tiles, since one may still be read.
+/// Static shared memory of a block: what find_norms() has.
+constexpr size_t kStatic = kNormedTokens * sizeof(RowScale) + kWarp * sizeof(float);
+
+/// Dynamic shared memory of a block: its warps', and sums of chains for two tiles, since one may still be
+/// read.
 template <class W, int kTiles, int kColumns, int kWarps>
 constexpr size_t block_bytes(int tokens, Room room) {
     using L = Layout<W, kTiles, kColumns>;
@@ -261,14 +265,17 @@ template <class W, int kTiles, int kColumns, int kWarps>
 bool start(const Device& device, const Job& job, const Around& around) {
     using L = Layout<W, kTiles, kColumns>;
     constexpr size_t kReserved = 1 << 10;  // of a multiprocessor's shared memory, by each block
+    constexpr size_t kUnit = 128;          // in which it is given to blocks
     constexpr int kMost = kAtOnce<kColumns> * kChains / kWarps, kWanted = 2;
     const auto bytes = [&](Room room) { return block_bytes<W, kTiles, kColumns, kWarps>(job.tokens, room); };
     const auto at_once = [&](Room room) {
-        return std::min(int((device.shared_bytes + kReserved) / (bytes(room) + kReserved)), kMost);
+        const size_t each = (kStatic + bytes(room) + kUnit - 1) / kUnit * kUnit + kReserved;
+        return std::min(int((device.shared_bytes + kReserved) / each), kMost);
     };
     const bool norms = kWarps * kWarp >= int(kThreads) && job.tokens <= kNormedTokens;
     Room room{1, 0};
-    if (job.tokens > L::kTokens || bytes(room) > device.shared_bytes || (around.norm && !norms)) return false;
+    const bool fits = kStatic + bytes(room) <= device.shared_bytes;
+    if (job.tokens > L::kTokens || !fits || (around.norm && !norms)) return false;
     const int enough = std::min(at_once(room), kWanted);
     const int turns = kChains / kWarps * divide_up(divide_up(job.k, W::kChunk), kChains);
     if (at_once({2, 0}) >= enough) room.stages = 2;
@@ -286,7 +293,7 @@ bool start(const Device& device, const Job& job, const Around& around) {
     return true;
 }
 
-constexpr size_t kLeast = 99 << 10;  // shared memory that every device has
+constexpr size_t kLeast = (99 << 10) - kStatic;  // dynamic shared memory that every device has
 
 }  // namespace
 

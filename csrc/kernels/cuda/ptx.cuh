@@ -30,6 +30,11 @@ __device__ inline unsigned char* shared_memory() {
     extern __shared__ __align__(1024) unsigned char slimrt_shared[];
     return slimrt_shared;
 }
+/// The same right behind static shared memory, which takes all of 1 KB before the other.
+__device__ inline unsigned char* shared_memory_behind_static() {
+    extern __shared__ __align__(16) unsigned char slimrt_shared_behind_static[];
+    return slimrt_shared_behind_static;
+}
 
 __device__ inline uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));

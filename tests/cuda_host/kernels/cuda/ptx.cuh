@@ -17,6 +17,7 @@ inline void let_next_begin() {}
 inline void begin_early() { wait_for_previous(); }
 
 inline unsigned char* shared_memory() { return cuda_host::shared_memory(); }
+inline unsigned char* shared_memory_behind_static() { return cuda_host::shared_memory(); }
 
 inline void copy16(void* shared, const void* global, bool wanted = true) {
     cuda_host::copy_later(shared, wanted ? global : nullptr);
