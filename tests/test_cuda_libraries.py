@@ -46,6 +46,15 @@ def test_a_note_where_the_driver_compiles_kernels(capability, said, monkeypatch)
 
 
 @pytest.mark.skipif("emulated" not in "".join(_core.cuda_devices()[0]), reason="a device is what it is")
+def test_a_device_that_records_no_steps_does_them_directly_and_it_is_said(tiny, run, monkeypatch):
+    arguments = ("generate", tiny, "-p", "a", "--device", "cuda", "-n", "6", "--temp", "0")
+    _, expected, _ = run(*arguments)
+    monkeypatch.setenv("SLIMRT_EMULATED_NO_GRAPHS", "2")
+    code, out, err = run(*arguments)
+    assert (code, out) == (0, expected) and err.count("records no steps as graphs") == 1
+
+
+@pytest.mark.skipif("emulated" not in "".join(_core.cuda_devices()[0]), reason="a device is what it is")
 def test_the_note_is_seen_once(tiny, run, monkeypatch):
     monkeypatch.setenv("SLIMRT_EMULATED_CAPABILITY", "87")
     code, _, err = run("generate", tiny, "-p", "a", "--device", "cuda", "-n", "1", "--temp", "0")

@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
+#include "core/notes.h"
 #include "core/processors.h"
 #include "engine/engine.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -67,6 +68,7 @@ NB_MODULE(_core, m) {
     m.def("access", &access_text, nb::arg("text") = "");
     m.def("set_access", &set_access, nb::arg("text"));
     m.def("cuda_devices", &devices_of_cuda);
+    m.def("take_notes", &take_notes);
     m.def("look_for_cublas_lt", &look_for_cublas_lt, nb::arg("files"));
     m.def("cublas_lt_library", &cublas_lt_library);
     m.def("available_memory", &available_on, nb::arg("device") = "cpu");

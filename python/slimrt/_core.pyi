@@ -457,6 +457,9 @@ def cuda_devices() -> tuple[list[str], str]:
     """Names of the CUDA devices that can be used, and why there are none, or whose kernels are yet to be compiled by
     the driver ("": all is well)."""
 
+def take_notes() -> list[str]:
+    """What users should know of calls of any engine that succeeded, since the last call of this."""
+
 def look_for_cublas_lt(files: list[str]) -> None:
     """Files that cuBLASLt may be besides where the system's loader looks; before a device multiplies first."""
 

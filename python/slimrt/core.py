@@ -27,6 +27,7 @@ from slimrt._core import quantize as quantize
 from slimrt._core import read_bandwidth as read_bandwidth
 from slimrt._core import resolve_layers as resolve_layers
 from slimrt._core import set_access as set_access
+from slimrt._core import take_notes as take_notes
 from slimrt._core import token_logprobs as token_logprobs
 from slimrt._core import tune as tune
 from slimrt._core import why_refused as why_refused

@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/memory_info.h"
+#include "core/notes.h"
 #include "cuda_host_runtime.h"
 #include "cuda_runtime.h"
 #include "kernels/backend.h"
@@ -103,6 +104,45 @@ int test_recorded_steps() {
     return failures;
 }
 
+/// Where CUDA does not record a step, it is recorded without kernels that begin early, or started directly
+/// from then on; either is said once, and no error is left to others.
+int test_steps_that_are_not_recorded() {
+    int failures = 0;
+    const auto require = [&](bool good, const std::string& what) {
+        if (!good) std::printf("FAIL: %s\n", what.c_str()), ++failures;
+    };
+    constexpr struct {
+        const char *refused, *driver;
+        int of_first, of_second, notes;  // calls of two steps, each of which comes four times
+    } kCases[] = {
+        {"0", "13000", 2, 2, 0}, {"1", "13000", 3, 2, 1}, {"2", "13000", 6, 6, 1}, {"1", "12020", 2, 2, 0}};
+    for (const auto& [refused, driver, of_first, of_second, notes] : kCases) {
+        setenv("SLIMRT_EMULATED_NO_GRAPHS", refused, 1);
+        setenv("SLIMRT_EMULATED_DRIVER", driver, 1);
+        const std::unique_ptr<Backend> backend = open_cuda_backend(0);
+        const Buffer buffer = backend->alloc(MemoryKind::scratch, 64 * sizeof(float), "numbers");
+        const Tensor x(buffer.data.get(), DType::F32, 1, 64);
+        float numbers[64] = {1};
+        backend->upload(x, numbers, sizeof numbers);
+        take_notes();
+        int n = 0;
+        const auto step = [&] { ++n, backend->scale(x, 2); };
+        const std::string what = concat("refused: ", refused, ", driver ", driver, ": ");
+        for (int i = 0; i < 4; ++i) backend->capture_and_replay("first", step);
+        require(n == of_first, concat(what, n, " calls of the first step"));
+        for (int i = 0; i < 4; ++i) backend->capture_and_replay("second", step);
+        require(n == of_first + of_second, concat(what, n, " calls of two steps"));
+        require(cudaPeekAtLastError() == cudaSuccess, what + "an error is left");
+        const std::vector<std::string> said = take_notes();
+        require(int(said.size()) == notes, concat(what, said.size(), " notes"));
+        backend->download(numbers, x, sizeof numbers);
+        require(numbers[0] == 256, concat(what, numbers[0], ", not 256"));
+    }
+    unsetenv("SLIMRT_EMULATED_NO_GRAPHS");
+    unsetenv("SLIMRT_EMULATED_DRIVER");
+    return failures;
+}
+
 /// An integrated GPU has what the host has available, also where that is full of cached files, and no more
 /// than its own memory; a card has what CUDA says.
 int test_available() {
@@ -138,7 +178,8 @@ int test_advice_after_a_fork() {
 
 int main() {
     setenv("SLIMRT_EMULATED_DEVICES", "2", 1);
-    int failures = test_likeliest() + test_recorded_steps() + test_available() + test_advice_after_a_fork();
+    int failures = test_likeliest() + test_recorded_steps() + test_steps_that_are_not_recorded() +
+                   test_available() + test_advice_after_a_fork();
     const auto expect_first = [&](const char* after) {
         int device = -1;
         cudaGetDevice(&device);

@@ -27,7 +27,8 @@
 //
 // Environment: SLIMRT_EMULATED_MEMORY (bytes, 4 GiB), SLIMRT_EMULATED_CAPABILITY (90),
 // SLIMRT_EMULATED_PROCESSORS (4), SLIMRT_EMULATED_INTEGRATED (0; 1: the memory is the host's),
-// SLIMRT_EMULATED_SEED (of the order of threads), all read when they are needed.
+// SLIMRT_EMULATED_DRIVER (13000), SLIMRT_EMULATED_NO_GRAPHS (0; 1: of launches that may begin early; 2:
+// none), SLIMRT_EMULATED_SEED (of the order of threads), all read when they are needed.
 #pragma once
 
 #include "cuda_host_api.h"       // what the host calls

@@ -41,6 +41,9 @@ cudaError_t cuda_host::result(cudaError_t error) {
     return error;
 }
 
+RefusedGraphs cuda_host::refused_graphs() {
+    return RefusedGraphs(from_environment("SLIMRT_EMULATED_NO_GRAPHS", 0));
+}
 bool cuda_host::is_integrated() { return from_environment("SLIMRT_EMULATED_INTEGRATED", 0) != 0; }
 size_t cuda_host::total_memory() { return from_environment("SLIMRT_EMULATED_MEMORY", kDefaultMemory); }
 
@@ -68,6 +71,8 @@ const char* cudaGetErrorName(cudaError_t error) {
             return "cudaErrorNotReady";
         case cudaErrorStreamCaptureUnsupported:
             return "cudaErrorStreamCaptureUnsupported";
+        case cudaErrorStreamCaptureInvalidated:
+            return "cudaErrorStreamCaptureInvalidated";
     }
     return "unrecognized error code";
 }
@@ -81,7 +86,9 @@ cudaError_t cudaSetDevice(int device) {
     return current_device = device, cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
-cudaError_t cudaDriverGetVersion(int* version) { return *version = 13000, cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int* version) {
+    return *version = int(from_environment("SLIMRT_EMULATED_DRIVER", 13000)), cudaSuccess;
+}
 cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 13000, cudaSuccess; }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
@@ -186,10 +193,12 @@ cudaError_t cuda_host::launch(const cudaLaunchConfig_t& config, const void* kern
     if (launch.shared_bytes > of.shared_bytes || launch.cluster == 0 || launch.cluster > of.cluster ||
         grid.x % launch.cluster != 0)
         return result(cudaErrorInvalidValue);
-    return enqueue(config.stream, [launch = std::move(launch)] {
+    const bool early = launch.early;
+    const auto work = [launch = std::move(launch)] {
         ++n_started;
         run(launch);
-    });
+    };
+    return enqueue(config.stream, work, early);
 }
 
 // For tests/test_cuda_launches.py.

@@ -30,7 +30,7 @@ struct CUstream_st {
     bool waits_for_default = true;
     int device = 0;
     std::vector<Work> queue;
-    bool capturing = false;
+    bool capturing = false, invalidated = false;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
     std::vector<Work> captured;
 };
@@ -123,11 +123,15 @@ bool fits_kind(const void* to, const void* from, size_t bytes, cudaMemcpyKind ki
 
 }  // namespace
 
-cudaError_t cuda_host::enqueue(cudaStream_t handle, Work work) {
+cudaError_t cuda_host::enqueue(cudaStream_t handle, Work work, bool early) {
     if (!is_stream(handle)) return result(cudaErrorInvalidResourceHandle);
     CUstream_st& stream = stream_of(handle);
     if (handle != nullptr && stream.device != current_device) return result(cudaErrorInvalidResourceHandle);
     if (handle == nullptr && capture_forbids()) return result(cudaErrorStreamCaptureUnsupported);
+    if (stream.capturing && early && refused_graphs() == RefusedGraphs::early) {
+        stream.invalidated = true;
+        return result(cudaErrorStreamCaptureUnsupported);
+    }
     if (!stream.capturing) put_in_order(handle);
     (stream.capturing ? stream.captured : stream.queue).push_back(std::move(work));
     return cudaSuccess;
@@ -311,7 +315,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     const Lock lock(all);
     if (stream == nullptr || !is_stream(stream) || !stream->capturing) return result(cudaErrorInvalidValue);
     stream->capturing = false;
-    *graph = new CUgraph_st{std::exchange(stream->captured, {})};
+    *graph = nullptr;
+    std::vector<Work> nodes = std::exchange(stream->captured, {});
+    if (std::exchange(stream->invalidated, false)) return result(cudaErrorStreamCaptureInvalidated);
+    *graph = new CUgraph_st{std::move(nodes)};
     return cudaSuccess;
 }
 
@@ -324,6 +331,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
     const Lock lock(all);
+    if (refused_graphs() == RefusedGraphs::all) return result(cudaErrorMemoryAllocation);
     *exec = new CUgraphExec_st{graph->nodes};
     ++n_graphs;
     return cudaSuccess;

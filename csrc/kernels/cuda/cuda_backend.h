@@ -73,6 +73,7 @@ class CudaBackend final : public Backend {
     };
     struct Graph {
         cudaGraphExec_t exec = nullptr;  // null: its calls were made once, directly
+        bool direct = false;             // they always are: recording failed
         uint64_t last = 0;               // when it was last launched
     };
     static constexpr size_t kMaxGraphs = 64;  // of some 250 kernels each
@@ -88,7 +89,9 @@ class CudaBackend final : public Backend {
     /// Throws Error{device} while a step is recorded.
     void require_no_recording(const char* what) const;
     Graph& graph_of(const std::string& shape);
+    /// Where that fails the graph is `direct`, which is said once.
     void record(Graph& graph, const std::function<void()>& body);
+    cudaError_t try_to_record(Graph& graph, const std::function<void()>& body);
     void forget_graphs();
     /// Makes calls, neighbours of which may be fused to one kernel.
     void run_fused(const std::function<void()>& calls);
@@ -107,7 +110,7 @@ class CudaBackend final : public Backend {
     Places places_, loose_;
     std::map<std::string, Graph> graphs_;
     uint64_t n_played_ = 0;
-    bool recording_ = false;
+    bool recording_ = false, unrecorded_ = false;  // the latter: a note said so
 };
 
 }  // namespace slimrt::cuda

@@ -25,7 +25,8 @@ void check(cudaError_t result, const char* what) {
 namespace {
 
 constexpr int kMinCapability = 80, kTegra = 87;
-constexpr int kOverlaps = 90;  // its kernels wait for the previous one; the PTX of sm_80 does not
+constexpr int kRecordsOverlaps = 12030;  // a driver's version
+constexpr int kOverlaps = 90;            // its kernels wait for the previous one; the PTX of sm_80 does not
 const std::vector<int> kCode = {SLIMRT_CUDA_CODE};  // what nvcc has compiled for
 
 Device describe(int id) {
@@ -93,7 +94,10 @@ std::unique_ptr<Backend> open_cuda_backend(int id, bool dry) {
         fail(ErrorCode::unsupported, device.name, " has compute capability ", device.capability / 10, ".",
              device.capability % 10, ", slimrt needs 8.0 or newer");
     const cuda::Current current(id);
-    device.overlaps = device.capability >= cuda::kOverlaps && cuda::has_code(device.capability);
+    int driver = 0;
+    cuda::check(cudaDriverGetVersion(&driver), "asking for the driver's version");
+    device.overlaps = device.capability >= cuda::kOverlaps && cuda::has_code(device.capability) &&
+                      driver >= cuda::kRecordsOverlaps;
     cuda::ask_for_clusters(device);
     return std::make_unique<cuda::CudaBackend>(std::move(device), dry);
 }

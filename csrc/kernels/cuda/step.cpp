@@ -1,8 +1,11 @@
 // Recording and replaying of steps: sequences in device memory, and a step's calls as a CUDA graph.
 #include <algorithm>
 #include <cstring>
+#include <exception>
+#include <utility>
 
 #include "core/error.h"
+#include "core/notes.h"
 #include "kernels/cuda/cuda_backend.h"
 
 namespace slimrt::cuda {
@@ -75,7 +78,8 @@ void CudaBackend::capture_and_replay(const std::string& shape, const std::functi
         return;
     }
     Graph& graph = graph_of(shape);
-    if (!graph.exec) record(graph, body);
+    if (!graph.exec && !graph.direct) record(graph, body);
+    if (graph.direct) return run_fused(body);
     check(cudaGraphLaunch(graph.exec, device_.stream), "starting a recorded step");
 }
 
@@ -104,22 +108,42 @@ void CudaBackend::run_fused(const std::function<void()>& calls) {
 }
 
 void CudaBackend::record(Graph& graph, const std::function<void()>& body) {
-    cudaGraph_t calls = nullptr;
-    check(cudaStreamBeginCapture(device_.stream, cudaStreamCaptureModeThreadLocal), "recording a step");
-    recording_ = true;
-    try {
-        run_fused(body);
-    } catch (...) {
-        recording_ = false;
-        cudaStreamEndCapture(device_.stream, &calls);
-        if (calls) cudaGraphDestroy(calls);
-        throw;
+    cudaError_t failed = try_to_record(graph, body);
+    if (failed == cudaSuccess) return;
+    // Not every driver records kernels that begin early.
+    const bool overlapped = std::exchange(device_.overlaps, false);
+    if (overlapped && try_to_record(graph, body) == cudaSuccess) {
+        add_note(concat(description(), " does not record kernels that begin while the one before runs (",
+                        cudaGetErrorName(failed), "): they wait for each other"));
+        return;
     }
-    recording_ = false;
-    check(cudaStreamEndCapture(device_.stream, &calls), "recording a step");
-    const cudaError_t made = cudaGraphInstantiate(&graph.exec, calls, 0);
-    cudaGraphDestroy(calls);
-    check(made, "making a recorded step");
+    device_.overlaps = overlapped;
+    graph.direct = true;
+    if (!std::exchange(unrecorded_, true))
+        add_note(concat(description(), " records no steps as graphs (", cudaGetErrorName(failed),
+                        "): their kernels are started one by one, which takes longer"));
+}
+
+/// Also throws what the calls throw, unless CUDA failed at recording them.
+cudaError_t CudaBackend::try_to_record(Graph& graph, const std::function<void()>& body) {
+    cudaGraph_t calls = nullptr;
+    std::exception_ptr thrown;
+    cudaError_t result = cudaStreamBeginCapture(device_.stream, cudaStreamCaptureModeThreadLocal);
+    if (result == cudaSuccess) {
+        recording_ = true;
+        try {
+            run_fused(body);
+        } catch (...) {
+            thrown = std::current_exception();
+        }
+        recording_ = false;
+        result = cudaStreamEndCapture(device_.stream, &calls);
+    }
+    if (result == cudaSuccess && !thrown) result = cudaGraphInstantiate(&graph.exec, calls, 0);
+    if (calls) cudaGraphDestroy(calls);
+    if (result == cudaSuccess && thrown) std::rethrow_exception(thrown);
+    if (result != cudaSuccess) cudaGetLastError();  // others in this thread may ask for theirs
+    return result;
 }
 
 void CudaBackend::forget_graphs() {

@@ -139,6 +139,8 @@ class Runtime:
                 yield self._engine
             finally:
                 self._user = None
+                for said in core.take_notes():
+                    note(said, logging.WARNING)
             if self.huge_pages:
                 self.huge_pages.after(perf_counter() - started)
 
