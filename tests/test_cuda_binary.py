@@ -8,9 +8,12 @@ than the copies. Needs a core built with CUDA, no device.
 
 from __future__ import annotations
 
+import json
 import platform
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,7 +41,7 @@ WANTED = {
     "6BlocksE": {"LDGSTS", "ARRIVES", "HMMA", "LDSM"},
 }
 # absorbed_kernel<Cluster, ...>, <Blocks, ...>: of the latter sm_89 runs the code of sm_80.
-ONLY = {"7ClusterE": {"sm_90a"}, "6BlocksE": {"sm_80", "sm_87", "sm_120"}}
+ONLY = {"7ClusterE": {"sm_90a"}, "6BlocksE": {"sm_80", "sm_87", "sm_90a", "sm_120"}}
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +115,29 @@ def test_clusters_wait_without_a_fence(kernels):
 @pytest.mark.nightly  # of a core as it is released
 def test_every_architecture_is_there(found):
     assert {architecture for architecture, name in found if name not in ONLY} == RELEASED
+
+
+@pytest.mark.nightly  # configures a build
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        ("native", {"native"}),
+        ("89-real", {"compute_80,code=[compute_80,sm_80]"}),
+        ("80;90a-real", {"compute_80,code=[compute_80,sm_80]", "compute_90a,code=[sm_90a]"}),
+        ("80;120-real", {"compute_80,code=[compute_80,sm_80]", "compute_120,code=[sm_120]"}),
+    ],
+)
+def test_every_device_that_a_build_is_for_has_code_of_teams(asked, wanted, tmp_path):
+    """Not PTX alone, which the driver would compile for minutes."""
+    if not shutil.which("nvcc"):
+        pytest.skip("nvcc is missing")
+    options = ("-DSLIMRT_CUDA=ON", f"-DSLIMRT_CUDA_ARCHS={asked}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
+    source = Path(__file__).parents[1]
+    command = ("cmake", "-S", source, "-B", tmp_path, "-G", "Ninja", *options, f"-DPython_EXECUTABLE={sys.executable}")
+    subprocess.run(command, check=True, capture_output=True)
+    commands = json.loads((tmp_path / "compile_commands.json").read_text())
+    [of_teams] = [entry["command"] for entry in commands if entry["file"].endswith("absorbed_sm80.cu")]
+    assert set(re.findall(r"arch=(native|\w+,code=\[[\w,]+\])", of_teams)) == wanted
 
 
 def test_devices_that_are_newer_find_code_that_they_can_compile():
