@@ -143,6 +143,23 @@ int test_steps_that_are_not_recorded() {
     return failures;
 }
 
+/// A backend ends its stream, also where there is no memory to open it.
+int test_streams_end() {
+    const int64_t before = cuda_host::n_streams;
+    open_cuda_backend(0);
+    setenv("SLIMRT_EMULATED_MEMORY", "1000", 1);
+    bool failed = false;
+    try {
+        open_cuda_backend(0);
+    } catch (const Error& error) {
+        failed = error.code == ErrorCode::wont_fit;
+    }
+    unsetenv("SLIMRT_EMULATED_MEMORY");
+    if (!failed) return std::puts("FAIL: a backend was opened in 1000 bytes"), 1;
+    if (cuda_host::n_streams == before) return 0;
+    return std::puts("FAIL: streams outlive backends"), 1;
+}
+
 /// An integrated GPU has what the host has available, also where that is full of cached files, and no more
 /// than its own memory; a card has what CUDA says.
 int test_available() {
@@ -179,7 +196,7 @@ int test_advice_after_a_fork() {
 int main() {
     setenv("SLIMRT_EMULATED_DEVICES", "2", 1);
     int failures = test_likeliest() + test_recorded_steps() + test_steps_that_are_not_recorded() +
-                   test_available() + test_advice_after_a_fork();
+                   test_available() + test_streams_end() + test_advice_after_a_fork();
     const auto expect_first = [&](const char* after) {
         int device = -1;
         cudaGetDevice(&device);

@@ -156,6 +156,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
     const Lock lock(all);
     *stream = new CUstream_st{.waits_for_default = flags != cudaStreamNonBlocking, .device = current_device};
     streams.insert(*stream);
+    ++n_streams;
     return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
@@ -167,6 +168,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     if (stream == nullptr || !is_stream(stream)) return result(cudaErrorInvalidResourceHandle);
     drain(*stream);
     streams.erase(stream);
+    --n_streams;
     delete stream;
     return cudaSuccess;
 }

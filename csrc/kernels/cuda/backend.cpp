@@ -18,6 +18,7 @@ CudaBackend::CudaBackend(Device device, bool dry)
     if (dry) return;
     const Current current(device_.id);
     check(cudaStreamCreateWithFlags(&device_.stream, cudaStreamNonBlocking), "making a stream");
+    stream_.reset(device_.stream);
     counts_ = small_.alloc(MemoryKind::scratch, sizeof(SparseCounts), "counts");
 }
 
@@ -28,7 +29,6 @@ CudaBackend::~CudaBackend() {
     cudaSetDevice(device_.id);
     forget_graphs();
     cudaStreamSynchronize(device_.stream);
-    cudaStreamDestroy(device_.stream);
     cudaSetDevice(before);
 }
 

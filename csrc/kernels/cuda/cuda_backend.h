@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "kernels/cuda/fusion.h"
@@ -101,7 +102,12 @@ class CudaBackend final : public Backend {
     Current ordered();
     std::byte* workspace_of(size_t bytes);
 
+    struct StreamEnd {
+        void operator()(cudaStream_t stream) const { cudaStreamDestroy(stream); }
+    };
+
     Device device_;
+    std::unique_ptr<CUstream_st, StreamEnd> stream_;  // device_'s; it ends last, also where opening fails
     Memory memory_;
     Memory small_;  // sequences, tables and counts: some KiB that no plan counts
     Staging staging_;
