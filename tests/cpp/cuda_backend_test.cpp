@@ -218,6 +218,11 @@ int main() {
         expect_first("download");
         if (numbers[0] != 24 || numbers[1] != 48)
             std::printf("FAIL: %g and %g, not 24 and 48\n", numbers[0], numbers[1]), ++failures;
+        const int64_t freed_elsewhere = cuda_host::n_freed_elsewhere;
+        for (const size_t bytes : {1 << 20, 1 << 21}) backend->reserve_workspace(bytes);
+        expect_first("a larger workspace");
+        if (cuda_host::n_freed_elsewhere != freed_elsewhere)
+            std::puts("FAIL: a workspace is freed while another device is current"), ++failures;
         size_t free = 0, all = 0;
         cudaMemGetInfo(&free, &all);
         if (backend->available() == 0 || backend->available() + (300 << 20) + all / 100 > free)

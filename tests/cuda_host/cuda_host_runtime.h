@@ -24,6 +24,7 @@ inline cudaLaunchConfig_t last_launch{};  // but for its attributes
 inline uint64_t n_started = 0;            // kernels and memsets that have run, those of graphs too
 inline int64_t n_graphs = 0;              // that can be started
 inline int64_t n_streams = 0;             // that were not destroyed
+inline int64_t n_freed_elsewhere = 0;     // allocations, while another device was current
 inline uint64_t n_uploads = 0;            // copies from host memory
 inline uint64_t n_bytes_down = 0;         // that were copied to host memory
 /// To run on the stream after what it has, or to be recorded where the stream is captured.

@@ -47,6 +47,7 @@ constexpr size_t kPage = 4096, kAlignment = 256;
 struct Allocation {
     char* pages;
     size_t page_bytes, bytes;
+    int device;
 };
 // Guarded by cuda_host::all.
 std::map<char*, Allocation> device_memory;
@@ -228,7 +229,7 @@ cudaError_t cudaMalloc(void** p, size_t bytes) {
         __asan_poison_memory_region(pages, first - pages);
         __asan_poison_memory_region(first + bytes, pages + page_bytes - (first + bytes));
     }
-    device_memory[first] = {pages, page_bytes, bytes};
+    device_memory[first] = {pages, page_bytes, bytes, current_device};
     *p = first;
     return cudaSuccess;
 }
@@ -241,6 +242,7 @@ cudaError_t cudaFree(void* p) {
     if (found == device_memory.end()) return result(cudaErrorInvalidValue);
     drain_all();
     const Allocation allocation = found->second;
+    n_freed_elsewhere += allocation.device != current_device;
     if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(allocation.pages, allocation.page_bytes);
     munmap(allocation.pages - kPage, allocation.page_bytes + 2 * kPage);
     device_memory.erase(found);

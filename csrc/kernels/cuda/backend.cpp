@@ -77,6 +77,7 @@ void CudaBackend::download(void* to, Tensor from, size_t bytes) {
 void CudaBackend::reserve_workspace(size_t bytes) {
     if (bytes <= workspace_.bytes) return;
     require_no_recording("needs more workspace");
+    const Current current = ready();
     fusion_.start();
     forget_graphs();  // they hold its address
     workspace_ = {};
