@@ -42,12 +42,25 @@ def of_steps(path: Path, mode: str, counter, n: int = 3, **options) -> list[int]
     return np.diff(counts).tolist()
 
 
-@pytest.mark.parametrize(("mode", "n"), [("kv", 7), ("k", 8)])
-def test_kernels_of_a_layer(mode, n, tmp_path):
-    one, two = (
-        of_steps(write_random(tmp_path / f"{n}.gguf", replace(MODEL, n_layers=n)), mode, launches)[-1] for n in (1, 2)
-    )
-    assert two - one == n
+@pytest.mark.parametrize(
+    ("arch", "mode", "n", "kv_heads"),
+    [
+        ("llama", "kv", 7, (4, 2, 1)),
+        ("llama", "k", 8, (4,)),
+        ("llama", "k+r", 17, (4, 2, 1)),
+        ("gpt2", "x", 10, (4, 2, 1)),
+        ("phi2", "xr", 12, (4, 2, 1)),
+        ("llama", "lowrank", 15, (4, 2, 1)),
+    ],
+)
+def test_kernels_of_a_layer(arch, mode, n, kv_heads, tmp_path):
+    """As many for grouped heads as where each has its own K."""
+    changes = {"rope.dimension_count": MODEL.dk // 2} if mode == "xr" else {}
+    for heads in kv_heads:
+        shapes = [replace(MODEL, arch=arch, n_kv_heads=heads, n_layers=layers) for layers in (1, 2)]
+        paths = [write_random(tmp_path / f"{heads} {shape.n_layers}.gguf", shape, changes) for shape in shapes]
+        one, two = (of_steps(path, mode, launches)[-1] for path in paths)
+        assert two - one == n, heads
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])  # layers of one group, and with windows, of two

@@ -108,13 +108,13 @@ nb::list linear_together(const F32& x, const std::vector<std::tuple<U8, std::str
     return out;
 }
 
-/// x [n, n_heads * cols] and a weight of n_heads times `rows` rows.
+/// x [n, n_heads * cols] and a weight of `rows` rows for every `group` heads.
 auto linear_per_head(const F32& x, const U8& weight, const std::string& type, int64_t rows, int n_heads,
-                     const std::string& isa, int n_threads) {
+                     const std::string& isa, int n_threads, int group) {
     Arrays arrays(isa, n_threads);
     const Tensor in = arrays.of(x), out = arrays.zeros(in.rows, n_heads * rows);
-    arrays->linear_per_head(in, weight_of(arrays, weight, type, n_heads * rows, in.cols / n_heads), n_heads,
-                            out);
+    const Tensor stacked = weight_of(arrays, weight, type, n_heads / group * rows, in.cols / n_heads);
+    arrays->linear_per_head(in, stacked, n_heads, out);
     return arrays.read(out);
 }
 
@@ -300,7 +300,7 @@ void bind_ops(nb::module_& m) {
           arg("isa"), arg("n_threads") = 1);
     m.def("linear_together", &linear_together, arg("x"), arg("weights"), arg("isa"), arg("n_threads") = 1);
     m.def("linear_per_head", &linear_per_head, arg("x"), arg("weight"), arg("type"), arg("rows"),
-          arg("n_heads"), arg("isa"), arg("n_threads") = 1);
+          arg("n_heads"), arg("isa"), arg("n_threads") = 1, arg("group") = 1);
     m.def("gather", &gather, arg("table"), arg("type"), arg("rows"), arg("cols"), arg("ids"), arg("isa"));
     m.def("add", &add, arg("x"), arg("y"), arg("isa"));
     m.def("scale", &scale, arg("x"), arg("factor"), arg("isa"));

@@ -77,15 +77,6 @@ std::string capped_without_bias(const AttnConfig& c) {
                   "of a query alike");
 }
 
-void linear_heads(Backend& backend, const AttnConfig& c, Tensor x, Tensor weight, Tensor out) {
-    if (c.mha()) return backend.linear_per_head(x, weight, c.n_heads, out);
-    const int group = c.n_heads / c.n_kv_heads;
-    const int64_t m = weight.rows / c.n_kv_heads;
-    for (int h = 0; h < c.n_heads; ++h)
-        backend.linear(x.cols_of(h * weight.cols, weight.cols), weight.rows_of(h / group * m, m), {},
-                       out.cols_of(h * m, m));
-}
-
 DType dense_type(DType stored) { return stored == DType::F32 || stored == DType::BF16 ? stored : DType::F16; }
 
 Tensor positions_from(Backend& backend, Scratch& scratch, int64_t first, int64_t n) {

@@ -45,9 +45,6 @@ void copy_rows(Backend& backend, Tensor from, Tensor to);
 /// scores of a query alike, but not where scores are capped. Empty without a cap.
 std::string capped_without_bias(const AttnConfig& config);
 
-/// linear_per_head() for groups of query heads that share a head of the weight (GQA).
-void linear_heads(Backend& backend, const AttnConfig& config, Tensor x, Tensor weight, Tensor out);
-
 /// A mode that reads rows in two ways. Absorbed attention multiplies whole rows with queries that contain the
 /// weight: n_heads times the arithmetic for each query. Materialising computes K and V of the stored rows,
 /// once for all queries; it pays from about head_dim queries on (docs/cache-math.md). A step is divided into

@@ -60,7 +60,6 @@ struct AttnConfig {
     }  // of V that is computed, not kept
     int value_width() const { return latent ? n_heads * value_dim : q_width(); }  // of attention's output
     int row_width() const { return latent + n_rot; }                              // MLA: of a row
-    bool mha() const { return n_heads == n_kv_heads; }
 };
 
 /// The model's own tensors of one attention.

@@ -240,8 +240,8 @@ class Backend {
     /// From now on linear() and experts() (with the weight of each expert) call it before each product, on
     /// the caller's thread; empty: no longer. False: this backend cannot.
     virtual bool observe_products(ProductObserver) { return false; }
-    /// Per head: out[:, head] = x[:, head] W_head^T, W = n_heads stacked [m, k]; x [n, n_heads * k],
-    /// out [n, n_heads * m].
+    /// Per head: out[:, head] = x[:, head] W_head^T; x [n, n_heads * k], out [n, n_heads * m]. The weight is
+    /// stacked [m, k], one of each head or, if it has fewer, of each group of consecutive heads (GQA).
     virtual void linear_per_head(Tensor x, Tensor weight, int n_heads, Tensor out) = 0;
     /// The ids.cols best experts of each token, best first, of equal scores the lowest id, and their shares.
     /// Best by score; for sigmoids, or with a bias [1, experts] f32, by the sum of probability and bias, of

@@ -58,10 +58,10 @@ struct Matrix {
 
 struct Case {
     DType dtype;
-    int tokens, m, k, heads = 1;
-    bool uneven = false;  // addresses and strides; a bias too
-    bool wild = false;    // magnitudes of x
-    float size = 0.05f;   // of weights or their scales
+    int tokens, m, k, heads = 1, group = 1;  // group: heads with the same rows of the weight
+    bool uneven = false;                     // addresses and strides; a bias too
+    bool wild = false;                       // magnitudes of x
+    float size = 0.05f;                      // of weights or their scales
 };
 
 /// x with a row of 1e30, one of 1e-30, one with NaN, one of zeros.
@@ -115,11 +115,12 @@ struct Sum {
 void compare(const Case& c, const Matrix& x, const Matrix& w, const Tensor& bias, const Matrix& out) {
     std::vector<double> row(c.k);
     for (int64_t r = 0; r < int64_t(c.m) * c.heads; ++r) {
-        for (int i = 0; i < c.k; ++i) row[i] = element(c.dtype, w.row(r), i);
+        const int64_t of_weight = r / c.m / c.group * c.m + r % c.m;
+        for (int i = 0; i < c.k; ++i) row[i] = element(c.dtype, w.row(of_weight), i);
         for (int t = 0; t < c.tokens; ++t) {
             const float* const own = x.view.f32(t) + r / c.m * c.k;
             Sum exact;
-            if (bias) exact = {bias.f32()[r], std::fabs(bias.f32()[r])};
+            if (bias) exact = {bias.f32()[of_weight], std::fabs(bias.f32()[of_weight])};
             exact.add(own, row.data(), c.k);
             const double sum = exact.value, magnitude = exact.magnitude;
             const double got = out.view.f32(t)[r], error = std::fabs(got - sum);
@@ -135,9 +136,9 @@ void run(const Device& device, const Case& c) {
     const size_t block = size_t(dtype_info(c.dtype).block_bytes), word = c.uneven ? 4 : 0;
     const size_t even = c.uneven ? std::min<size_t>(block & -block, 4) : 0;
     const Matrix x(DType::F32, c.tokens, int64_t(c.k) * c.heads, word, 3 * word);
-    const Matrix w(c.dtype, int64_t(c.m) * c.heads, c.k, even, c.uneven ? block : 0);
+    const Matrix w(c.dtype, int64_t(c.m) * c.heads / c.group, c.k, even, c.uneven ? block : 0);
     const Matrix out(DType::F32, c.tokens, int64_t(c.m) * c.heads, word, 5 * word);
-    const Matrix bias(DType::F32, 1, int64_t(c.m) * c.heads, word, 0);
+    const Matrix bias(DType::F32, 1, w.view.rows, word, 0);
     fill_x(x, c.wild);
     for (int64_t r = 0; r < w.view.rows; ++r) fill(c.dtype, w.row(r), c.k, c.size);
     for (int64_t i = 0; i < bias.view.cols; ++i) bias.view.f32()[i] = normal();
@@ -258,7 +259,8 @@ __global__ void multiply_halves(const uint16_t* weight, int64_t weight_stride, c
 }
 
 /// Quantised weights that the library is given as f16, in slices where not all have room in the L2; of sizes
-/// for which own products take over, and too few tokens or tiles for it.
+/// for which own products take over, and too few tokens or tiles for it. Heads, each with its rows of an f16
+/// weight or several with the same.
 void compare_unpacked(const Library& library, Device device) {
     *library.fails_at = 0;
     *library.multiplies = [](const void* weight, int64_t weight_stride, const void* x, int64_t x_stride,
@@ -285,6 +287,8 @@ void compare_unpacked(const Library& library, Device device) {
     expect(1, device, large);
     expect(0, device, {.dtype = DType::Q4_K, .tokens = 255, .m = 300, .k = 512});
     expect(0, device, {.dtype = DType::Q4_K, .tokens = 256, .m = 24, .k = 512, .heads = 2});
+    expect(1, device, {.dtype = DType::F16, .tokens = 64, .m = 24, .k = 256, .heads = 4});
+    expect(2, device, {.dtype = DType::F16, .tokens = 64, .m = 24, .k = 256, .heads = 6, .group = 2});
     device.l2_bytes = 3 * 128 * 512;  // two thirds: 128 rows
     expect(3, device, {.dtype = DType::Q4_K, .tokens = 256, .m = 300, .k = 512});
     expect(3, device, large);
@@ -320,7 +324,15 @@ int main() {
                 run(device, {.dtype = dtype, .tokens = tokens, .m = 200, .k = 2560});
         }
         for (const int tokens : {1, 5, 40, 70})
-            run(device, {.dtype = dtype, .tokens = tokens, .m = 24, .k = k, .heads = 3, .wild = true});
+            for (const int group : {1, 3})
+                run(device, {.dtype = dtype,
+                             .tokens = tokens,
+                             .m = 24,
+                             .k = k,
+                             .heads = 3 * group,
+                             .group = group,
+                             .uneven = group > 1,
+                             .wild = true});
         if (block > 1) {  // Q6_K: 3000 * 128 * 32 is far beyond f16
             const float size = dtype == DType::MXFP4 ? 0x1p24f : 3000;
             for (const int tokens : {4, 12})
@@ -334,6 +346,7 @@ int main() {
         many.processors = 80;
         for (const int m : {129, 5000})
             run(many, {.dtype = dtype, .tokens = 130, .m = m, .k = m > 129 ? 256 : 2560, .uneven = m == 129});
+        run(many, {.dtype = dtype, .tokens = 9, .m = 24, .k = 1024, .heads = 4, .group = 2, .uneven = true});
         compare_bits(device, dtype);
         compare_launches(device, dtype);
     }

@@ -8,8 +8,13 @@ namespace {
 struct Layout {
     uint64_t rows, columns;
     int64_t stride;
+    int32_t matrices = 1;
+    int64_t step = 0;  // elements from one to the next
 };
 const Layout& at(void* layout) { return *static_cast<Layout*>(layout); }
+const uint16_t* half_at(const void* first, void* layout, int i) {
+    return static_cast<const uint16_t*>(first) + i * at(layout).step;
+}
 
 }  // namespace
 
@@ -30,7 +35,12 @@ int cublasLtMatrixLayoutCreate(void** made, int, uint64_t rows, uint64_t columns
     return *made = new Layout{rows, columns, stride}, 0;
 }
 int cublasLtMatrixLayoutDestroy(void* layout) { return delete static_cast<Layout*>(layout), 0; }
-int cublasLtMatrixLayoutSetAttribute(void*, int, const void*, size_t) { return 0; }
+int cublasLtMatrixLayoutSetAttribute(void* layout, int attribute, const void* value, size_t) {
+    Layout& of = *static_cast<Layout*>(layout);
+    if (attribute == 5) of.matrices = *static_cast<const int32_t*>(value);
+    if (attribute == 6) of.step = *static_cast<const int64_t*>(value);
+    return 0;
+}
 int cublasLtMatmulPreferenceCreate(void** made) { return *made = &fails_at, 0; }
 int cublasLtMatmulPreferenceDestroy(void*) { return 0; }
 int cublasLtMatmulPreferenceSetAttribute(void*, int, const void*, size_t) { return 0; }
@@ -41,10 +51,10 @@ int cublasLtMatmul(void*, void*, const void*, const void* weight, void* of_weigh
                    const void*, const void*, void*, void* out, void* of_out, const void*, void*, size_t,
                    void* stream) {
     ++n_products;
-    if (multiplies && fails_at != 3)
-        multiplies(weight, at(of_weight).stride, x, at(of_x).stride, static_cast<float*>(out),
-                   at(of_out).stride, int(at(of_weight).columns), int(at(of_x).columns),
-                   int(at(of_weight).rows), stream);
+    for (int i = 0; multiplies && fails_at != 3 && i < at(of_out).matrices; ++i)
+        multiplies(half_at(weight, of_weight, i), at(of_weight).stride, half_at(x, of_x, i), at(of_x).stride,
+                   static_cast<float*>(out) + i * at(of_out).step, at(of_out).stride,
+                   int(at(of_weight).columns), int(at(of_x).columns), int(at(of_weight).rows), stream);
     return fails_at == 3;
 }
 }

@@ -214,11 +214,11 @@ class K : public AbsorbingMode {
         args.corrected = bool(p.residual_v);
         backend.attention(args);
         const Tensor slim = out.cols_of(0, c.q_width());
-        linear_heads(backend, c, u, p.w_kv, slim);
+        backend.linear_per_head(u, p.w_kv, c.n_heads, slim);
         if (p.out_scale) backend.multiply(slim, p.out_scale);
         if (p.residual_v) {
             const Tensor rest = in.scratch.f32(n, c.q_width());
-            linear_heads(backend, c, values.back().out, p.residual_v, rest);
+            backend.linear_per_head(values.back().out, p.residual_v, c.n_heads, rest);
             backend.add(slim, rest);
         }
         attend_v_heads(backend, in, own, out);

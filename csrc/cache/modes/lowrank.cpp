@@ -79,11 +79,11 @@ class LowRank final : public AgingMode {
 
     void to_heads(Backend& backend, const AttnInput& in, Tensor latents, Tensor keys,
                   Tensor out) const override {
-        linear_heads(backend, in.config, latents, prepared(in).expand, out);
+        backend.linear_per_head(latents, prepared(in).expand, in.config.n_heads, out);
         if (!keys) return;
         const Scratch::Scope scope(in.scratch);
         const Tensor predicted = in.scratch.f32(out.rows, out.cols);
-        linear_heads(backend, in.config, keys, prepared(in).predict, predicted);
+        backend.linear_per_head(keys, prepared(in).predict, in.config.n_heads, predicted);
         backend.add(out, predicted);
     }
 

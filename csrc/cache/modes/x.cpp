@@ -85,7 +85,7 @@ class X : public AbsorbingMode {
         const ValueTerm values[] = {{in.rows[0], own.plane(0), 1, width, u}};
         backend.attention(attention_args(in, scores, values));
         if (p.row_scale) backend.multiply(u, p.row_scale);
-        linear_heads(backend, c, u, p.row_v, out);
+        backend.linear_per_head(u, p.row_v, c.n_heads, out);
     }
 
     std::vector<Tensor> dense_of(Backend& backend, const AttnInput& in, const Written& own) const override {

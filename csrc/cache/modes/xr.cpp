@@ -104,7 +104,7 @@ class Xr final : public AbsorbingMode {
             {.stored = in.rows[0], .fresh = row, .n_heads = 1, .dim = c.d_model, .q = wide_q}};
         const ValueTerm values[] = {{in.rows[0], row, 1, c.d_model, u}};
         backend.attention(attention_args(in, scores, values));
-        linear_heads(backend, c, u, p.row_v, out);
+        backend.linear_per_head(u, p.row_v, c.n_heads, out);
     }
 
     /// Dense rows of K contain bias and RoPE, so that they are read as they are.

@@ -18,10 +18,11 @@ constexpr int64_t kPaddedRows = 16;  // from this many tokens on f32 activations
 constexpr int64_t kPanelTokens = 2;  // from this many tokens on products take rows side by side
 constexpr size_t kCacheLine = 64;
 
-/// A unit of work: rows of one head of one product.
+/// A unit of work: rows of one product's weight for `group` heads, which are side by side.
 struct LinearItem {
-    int product, head;
+    int product, head, group;
     int64_t first, rows;  // rows of the whole weight
+    int64_t column;       // of the first head's output
 };
 
 /// Divides all rows into items that become smaller: long streams at first, short waits at the end. Panels
@@ -36,12 +37,14 @@ std::vector<LinearItem> linear_items(std::span<const Product> products, int n_he
     const int64_t min_rows = by_rows ? 16 : std::clamp<int64_t>(share_of_each, kPanelRows, 128);
     std::vector<LinearItem> items;
     for (int product = 0; product < int(products.size()); ++product) {
-        const int64_t m = products[product].weight.rows / n_heads;
-        for (int64_t row = 0; row < m * n_heads;) {
+        const auto& [weight, bias, out] = products[product];
+        const int64_t m = out.cols / n_heads;
+        for (int64_t row = 0; row < weight.rows;) {
             const int64_t share = n_threads == 1 ? left : left / ((by_rows ? 2 : 1) * n_threads);
             const int64_t of_head = m - row % m;
             const int64_t rows = std::min(of_head, std::max(min_rows, share / min_rows * min_rows));
-            items.push_back({product, int(row / m), row, rows});
+            const int group = int(out.cols / weight.rows), head = int(row / m) * group;
+            items.push_back({product, head, group, row, rows, head * m + row % m});
             row += rows;
             left -= rows;
         }
@@ -175,7 +178,7 @@ std::vector<CpuBackend::Packed> CpuBackend::pack(Tensor x, int n_heads, std::spa
     for (const Product& product : products) {
         const LinearKernel* kernel = find_kernel(product.weight.dtype, x.rows);
         assert(kernel && "load() unpacks types without a kernel");
-        assert(product.weight.cols == k && product.out.cols == product.weight.rows);
+        assert(product.weight.cols == k && product.out.cols % product.weight.rows == 0);
         const auto same = std::find_if(
             all.begin(), all.end(), [&](const Packed& other) { return other.kernel->pack == kernel->pack; });
         if (same != all.end()) {
@@ -219,10 +222,11 @@ void CpuBackend::multiply(Tensor x, int n_heads, std::span<const Product> produc
         const LinearItem& item = items[i];
         const auto& [weight, bias, out] = products[item.product];
         const Packed& from = packed[item.product];
-        from.kernel->product(weight.row(item.first), weight.stride, item.rows,
-                             from.rows.data + item.head * from.head_bytes, from.rows.stride, n, weight.cols,
-                             out.f32() + item.first, out.stride / sizeof(float),
-                             access_.weights[number(weight.dtype)]);
+        for (int i = 0; i < item.group; ++i)
+            from.kernel->product(weight.row(item.first), weight.stride, item.rows,
+                                 from.rows.data + (item.head + i) * from.head_bytes, from.rows.stride, n,
+                                 weight.cols, out.f32() + item.column + i * out.cols / n_heads,
+                                 out.stride / sizeof(float), access_.weights[number(weight.dtype)]);
         if (!bias) return;
         for (int64_t t = 0; t < n; ++t) isa_.add(out.f32(t) + item.first, bias.f32() + item.first, item.rows);
     });

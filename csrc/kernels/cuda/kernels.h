@@ -57,7 +57,7 @@ inline constexpr int kMaxStepRows = 4;
 /// step_rows.cu: up to kMaxStepRows that do not overlap, of as many rows each.
 void step_rows(const Device& device, std::span<const StepRows> all);
 
-// linear.cu. With n_heads > 1: Backend::linear_per_head, one product.
+// linear.cu. With n_heads > 1: Backend::linear_per_head, one product, whose weight may have fewer heads.
 bool native(DType dtype);
 size_t linear_workspace(const Device& device, Tensor x, int n_heads, std::span<const Product> products);
 void linear(const Device& device, Tensor x, int n_heads, std::span<const Product> products,

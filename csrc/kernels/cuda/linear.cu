@@ -56,7 +56,7 @@ int stride_of(const Job& job) { return divide_up(job.k, kStep) * kStep; }
 int slice_rows(const Device& device, const Job& job, const Part& part) {
     constexpr size_t kMost = size_t(32) << 20;
     constexpr int kTile = 128;
-    if (job.tokens < kSliceTokens || job.heads > 1) return 0;
+    if (job.tokens < kSliceTokens || job.all_heads() > 1) return 0;
     const size_t row = size_t(stride_of(job)) * 2;
     const int fit = int(std::min(device.l2_bytes / 3 * 2, kMost) / row) / kTile * kTile;
     if (fit >= part.rows) return part.rows;
@@ -90,11 +90,13 @@ std::vector<Group> group(Tensor x, int n_heads, std::span<const Product> product
             return g.dtype == product.weight.dtype && g.job.n_parts < kParts;
         });
         if (own == groups.end()) {
+            const int siblings = int(product.out.cols / product.weight.rows);
             const Job job{.x = reinterpret_cast<const unsigned char*>(x.data),
                           .x_stride = x.stride,
                           .tokens = int(x.rows),
                           .k = int(x.cols / n_heads),
-                          .heads = n_heads,
+                          .heads = n_heads / siblings,
+                          .group = siblings,
                           .n_parts = 0,
                           .parts = {}};
             own = groups.insert(groups.end(), {product.weight.dtype, job});
@@ -105,7 +107,7 @@ std::vector<Group> group(Tensor x, int n_heads, std::span<const Product> product
             .bias = product.bias ? product.bias.f32() : nullptr,
             .out = reinterpret_cast<unsigned char*>(product.out.data),
             .out_stride = product.out.stride,
-            .rows = int(product.weight.rows / n_heads)};
+            .rows = int(product.out.cols / n_heads)};
     }
     return groups;
 }
@@ -122,7 +124,7 @@ Workspace workspace_of(const Device& device, const std::vector<Group>& groups) {
     for (const Group& g : groups) {
         const Job& job = g.job;
         if (!in_tiles(g)) continue;
-        const size_t rows = size_t(job.tokens) * job.heads;
+        const size_t rows = size_t(job.tokens) * job.all_heads();
         w.x = padded(rows * stride_of(job) * 2);
         w.inverse = padded(rows * sizeof(float) + sizeof(int));
         w.rest = std::max(w.rest, padded(split_bytes(device, job)));
@@ -131,15 +133,15 @@ Workspace workspace_of(const Device& device, const std::vector<Group>& groups) {
     return w;
 }
 
-/// out = out * inverse + bias, where that changes something; a block a head of a token.
+/// out = out * inverse + bias, where that changes something; a block a sibling of a head of a token.
 __global__ void finish_kernel(Job job, const float* inverse, int p) {
     const Part part = job.parts[p];
-    const int token = blockIdx.x / job.heads, head = blockIdx.x % job.heads;
+    const int token = blockIdx.x / job.all_heads(), columns = blockIdx.x % job.all_heads();
     const float factor = inverse[blockIdx.x];
     if (factor == 1 && !part.bias) return;
-    float* const out = reinterpret_cast<float*>(part.out + token * part.out_stride) + head * part.rows;
+    float* const out = reinterpret_cast<float*>(part.out + token * part.out_stride) + columns * part.rows;
     for (int i = threadIdx.x; i < part.rows; i += blockDim.x)
-        out[i] = out[i] * factor + (part.bias ? part.bias[head * part.rows + i] : 0.0f);
+        out[i] = out[i] * factor + bias_at(job, {p, columns / job.group, 0}, i);
 }
 
 void few_at_a_time(const Device& device, const Group& group) {
@@ -152,7 +154,8 @@ void few_at_a_time(const Device& device, const Group& group) {
     }
 }
 
-LtProduct lt_product(const Group& group, const Part& part, const Rounded& x) {
+/// Of one sibling of every head.
+LtProduct lt_product(const Group& group, const Part& part, const Rounded& x, int sibling) {
     const Job& job = group.job;
     return {.bf16 = group.dtype == DType::BF16,
             .m = part.rows,
@@ -160,22 +163,32 @@ LtProduct lt_product(const Group& group, const Part& part, const Rounded& x) {
             .k = job.k,
             .heads = job.heads,
             .weight = part.weight,
-            .x = x.x,
-            .out = reinterpret_cast<float*>(part.out),
+            .x = x.x + size_t(sibling) * x.stride,
+            .out = reinterpret_cast<float*>(part.out) + size_t(sibling) * part.rows,
             .weight_stride = int64_t(part.stride / 2),
-            .x_stride = int64_t(x.stride) * job.heads,
+            .x_stride = int64_t(x.stride) * job.all_heads(),
             .out_stride = int64_t(part.out_stride / sizeof(float)),
-            .x_step = x.stride,
-            .out_step = part.rows};
+            .x_step = int64_t(x.stride) * job.group,
+            .out_step = int64_t(part.rows) * job.group};
+}
+
+/// Whether cuBLASLt multiplied a part of 16 bits: all heads at once, one sibling after the other.
+bool multiply_siblings_by_lt(const Device& device, const Group& group, const Part& part, const Rounded& x,
+                             std::byte* workspace) {
+    for (int sibling = 0; sibling < group.job.group; ++sibling) {
+        const LtProduct own = lt_product(group, part, x, sibling);
+        if (!CublasLt::fits(own) || !cublas_lt(device.id)->multiply(own, workspace, device.stream))
+            return false;
+    }
+    return true;
 }
 
 /// Whether cuBLASLt multiplied a part; a quantised one is unpacked to the workspace, slice by slice.
 bool multiply_part_by_lt(const Device& device, const Group& group, int p, const Rounded& x,
                          std::byte* workspace) {
-    const CublasLt& lt = *cublas_lt(device.id);
     const Part& part = group.job.parts[p];
-    const LtProduct all = lt_product(group, part, x);
-    if (is_float(group.dtype)) return CublasLt::fits(all) && lt.multiply(all, workspace, device.stream);
+    if (is_float(group.dtype)) return multiply_siblings_by_lt(device, group, part, x, workspace);
+    const LtProduct all = lt_product(group, part, x, 0);
     auto* const slice = reinterpret_cast<uint16_t*>(workspace + CublasLt::kWorkspace);
     const int rows = slice_rows(device, group.job, part);
     for (int first = 0; first < part.rows; first += rows) {
@@ -185,7 +198,7 @@ bool multiply_part_by_lt(const Device& device, const Group& group, int p, const 
         some.weight_stride = x.stride;
         some.out += first;
         unpack_rows(device, group.dtype, group.job, p, first, some.m, x, slice);
-        if (!lt.multiply(some, workspace, device.stream)) return false;
+        if (!cublas_lt(device.id)->multiply(some, workspace, device.stream)) return false;
     }
     return true;
 }
@@ -196,7 +209,7 @@ bool multiply_by_lt(const Device& device, const Group& group, const Rounded& x, 
     if (!by_lt(device, group)) return false;
     for (int p = 0; p < group.job.n_parts; ++p) {
         if (!multiply_part_by_lt(device, group, p, x, workspace)) return false;
-        const Shape shape{.grid = dim3(group.job.tokens * group.job.heads), .block = dim3(256)};
+        const Shape shape{.grid = dim3(group.job.tokens * group.job.all_heads()), .block = dim3(256)};
         launch(device, finish_kernel, shape, group.job, x.inverse, p);
     }
     if (!is_float(group.dtype))

@@ -98,12 +98,12 @@ struct Splitter {
     const Job& job;
     const AroundView& around;
     const RowScale* by;
-    int lane;
+    int lane, sibling;
 
     __device__ void load(TokenChunk<W>& x, int head, int token, int chunk) const {
         const int first = chunk * W::kChunk, k = max(0, min(job.k - first, W::kChunk));
         const TokenRow row = around.normed.data ? TokenRow{around.normed.row(token), &around.norm, by[token]}
-                                                : TokenRow{x_row(job, head, token), nullptr, {}};
+                                                : TokenRow{x_row(job, head, sibling, token), nullptr, {}};
         x.load(row, first, k, lane);
     }
     __device__ void one(unsigned char* to, int head, int chunk) const {
@@ -157,7 +157,7 @@ __device__ void add_chunk(const Job& job, const Rows& rows, unsigned char* own, 
 template <class W, int kTiles, int kColumns, int kWarps, bool kGated>
 __device__ void finish(const Job& job, const BlockRows<W, 16 * kTiles, kGated>& rows,
                        const Sums<kTiles, kColumns> (&sums)[kChains / kWarps], const AroundView& around,
-                       float* all) {
+                       int sibling, float* all) {
     constexpr int kRows = 16 * kTiles, kEach = BlockRows<W, kRows, kGated>::kEach, kTokens = 4 * kColumns;
     const int warp = threadIdx.x / kWarp, group = threadIdx.x % kWarp / 4, member = threadIdx.x % 4;
 #pragma unroll
@@ -176,10 +176,10 @@ __device__ void finish(const Job& job, const BlockRows<W, 16 * kTiles, kGated>& 
     for (int i = threadIdx.x; i < job.tokens * kEach; i += kWarps * kWarp) {
         const int token = i / kEach, at = i % kEach, row = rows.tile.row + at;
         if (row >= job.parts[rows.tile.part].rows) continue;
-        float& out = out_at(job, rows.tile, token, row);
+        float& out = out_at(job, rows.tile, sibling, token, row);
         if constexpr (kGated) {
             const float up = result(rows.gated(), token, kEach + at, row);
-            out_at(job, rows.gated(), token, row) = up;
+            out_at(job, rows.gated(), sibling, token, row) = up;
             out = activated(around.gate, result(rows.tile, token, at, row)) * gated(around.gate, up);
         } else {
             out = result(rows.tile, token, at, row);
@@ -207,7 +207,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, kAtOnce<kColumns>* kChains / kW
     if (!job.experts) wait_for_previous();
     let_next_begin();
     if (around.normed.data) find_norms(job, around, by);
-    const Splitter<W> split{job, around, by, lane};
+    const int sibling = kGated ? 0 : blockIdx.y;
+    const Splitter<W> split{job, around, by, lane, sibling};
     if (room.kept) split.all(tokens, turns);
 
     int stage = 0, half = 0;
@@ -231,13 +232,14 @@ __global__ void __launch_bounds__(kWarps* kWarp, kAtOnce<kColumns>* kChains / kW
         }
         // Two halves of `all` are enough: a warp that still reads one has not come to the next tile's
         // barrier.
-        finish<W, kTiles, kColumns, kWarps>(job, rows, sums, around, all + half * kAll);
+        finish<W, kTiles, kColumns, kWarps>(job, rows, sums, around, sibling, all + half * kAll);
     }
 }
 
-/// The memory from the first weight to the last, if an access window covers it, else the largest weight.
+/// Weights that are read once: the memory from the first to the last, if an access window covers it, else the
+/// largest.
 std::span<const unsigned char> weights_of(const Device& device, const Job& job) {
-    if (job.experts) return {};  // experts may be anywhere
+    if (job.experts || job.group > 1) return {};  // experts may be anywhere; each sibling reads the weight
     const auto bytes_of = [&](const Part& part) {
         return part.stride * static_cast<size_t>(job.heads) * static_cast<size_t>(part.rows);
     };
@@ -279,12 +281,12 @@ bool start(const Device& device, const Job& job, const Around& around) {
     const int enough = std::min(at_once(room), kWanted);
     const int turns = kChains / kWarps * divide_up(divide_up(job.k, W::kChunk), kChains);
     if (at_once({2, 0}) >= enough) room.stages = 2;
-    if (job.heads == 1 && at_once({room.stages, turns}) >= enough) room.kept = turns;
+    if (job.all_heads() == 1 && at_once({room.stages, turns}) >= enough) room.kept = turns;
     const int tiles = around.gate ? divide_up(job.parts[0].rows, L::kRows / 2) : tiles_of(job, L::kRows);
     launch(device,
            around.gate ? &few_kernel<W, kTiles, kColumns, kWarps, true>
                        : &few_kernel<W, kTiles, kColumns, kWarps, false>,
-           {.grid = dim3(std::min(tiles, device.processors * at_once(room))),
+           {.grid = dim3(std::min(tiles, divide_up(device.processors * at_once(room), job.group)), job.group),
             .block = dim3(kWarps * kWarp),
             .shared_bytes = bytes(room),
             .early = true,

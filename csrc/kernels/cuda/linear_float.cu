@@ -23,7 +23,7 @@ __global__ void few_float_kernel(Job job) {
     const float* const weights = floats_of(job, tile, row);
     const float* x[kFewTokens];
 #pragma unroll
-    for (int t = 0; t < kFewTokens; ++t) x[t] = x_row(job, tile.head, min(t, job.tokens - 1));
+    for (int t = 0; t < kFewTokens; ++t) x[t] = x_row(job, tile.head, blockIdx.y, min(t, job.tokens - 1));
     float sums[kFewTokens] = {};
     for (int first = lane; first < job.k; first += kAtOnce * kWarp) {
         float w[kAtOnce];
@@ -46,7 +46,8 @@ __global__ void few_float_kernel(Job job) {
     for (int t = 0; t < kFewTokens; ++t) {
         for (int offset = kWarp / 2; offset; offset /= 2)
             sums[t] += __shfl_xor_sync(0xffffffff, sums[t], offset);
-        if (lane == 0 && t < job.tokens) out_at(job, tile, t, row) = sums[t] + bias_at(job, tile, row);
+        if (lane == 0 && t < job.tokens)
+            out_at(job, tile, blockIdx.y, t, row) = sums[t] + bias_at(job, tile, row);
     }
 }
 
@@ -74,8 +75,8 @@ __device__ void store_step(Step& to, const float (&from)[kEach]) {
 __global__ void many_float_kernel(Job job) {
     __shared__ __align__(16) Step x_step, w_step;
     const Tile tile = tile_at(job, blockIdx.y, kSide);
-    const int token = blockIdx.x * kSide;
-    const auto x_at = [&](int t) { return x_row(job, tile.head, token + t); };
+    const int sibling = blockIdx.x % job.group, token = blockIdx.x / job.group * kSide;
+    const auto x_at = [&](int t) { return x_row(job, tile.head, sibling, token + t); };
     const auto w_at = [&](int row) { return floats_of(job, tile, tile.row + row); };
     const int own_token = threadIdx.x / (kSide / kEach) * kEach,
               own_row = threadIdx.x % (kSide / kEach) * kEach;
@@ -107,15 +108,15 @@ __global__ void many_float_kernel(Job job) {
     for (int i = 0; i < kEach * kEach; ++i) {
         const int t = token + own_token + i / kEach, row = tile.row + own_row + i % kEach;
         if (t < job.tokens && row < job.parts[tile.part].rows)
-            out_at(job, tile, t, row) = sums[i / kEach][i % kEach] + bias_at(job, tile, row);
+            out_at(job, tile, sibling, t, row) = sums[i / kEach][i % kEach] + bias_at(job, tile, row);
     }
 }
 
 }  // namespace
 
 void float_products(const Device& device, const Job& job) {
-    const Shape few{.grid = dim3(tiles_of(job, kWarps)), .block = dim3(kThreads)};
-    const Shape many{.grid = dim3(divide_up(job.tokens, kSide), tiles_of(job, kSide)),
+    const Shape few{.grid = dim3(tiles_of(job, kWarps), job.group), .block = dim3(kThreads)};
+    const Shape many{.grid = dim3(divide_up(job.tokens, kSide) * job.group, tiles_of(job, kSide)),
                      .block = dim3(kThreads)};
     if (job.tokens <= kFewTokens)
         launch(device, few_float_kernel, few, job);

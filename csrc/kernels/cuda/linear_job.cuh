@@ -13,7 +13,7 @@ constexpr int kParts = 4;         // products in one launch
 constexpr int kFewTokens = 8;     // up to here the weights' bytes are the limit
 constexpr int kNormedTokens = 2;  // up to here each block norms x itself, sooner than another kernel would
 
-/// One product. Each head has `rows` rows of the weight and as many columns of out.
+/// One product. Each head has `rows` rows of the weight, each of its siblings as many columns of out.
 struct Part {
     const unsigned char* weight = nullptr;
     size_t stride = 0;  // bytes
@@ -29,18 +29,22 @@ struct Places {
     int first, end;
 };
 
-/// Kernels take it by value. x is [tokens, heads * k] f32. With experts "heads" are pairs of a token and one
-/// of its experts, each with that expert's weight, and `share` neighbouring ones have the same columns of x.
-/// With an order `tokens` are pairs, and `places` their tiles.
+/// Kernels take it by value. x is [tokens, heads * group * k] f32: the `group` siblings of a head multiply
+/// with its rows of the weight, in blocks of their own, so that no kernel has to find out whose rows it
+/// copies. With experts "heads" are pairs of a token and one of its experts, each with that expert's weight,
+/// and `share` neighbouring ones have the same columns of x. With an order `tokens` are pairs, and `places`
+/// their tiles.
 struct Job {
     const unsigned char* x = nullptr;
     size_t x_stride = 0;  // bytes
-    int tokens = 0, k = 0, heads = 1, n_parts = 0;
+    int tokens = 0, k = 0, heads = 1, group = 1, n_parts = 0;
     Part parts[kParts];
     const int32_t* experts = nullptr;  // of each head
     int share = 1;
     const int32_t* order = nullptr;  // pairs, expert by expert
     const Places* places = nullptr;  // by tile, as many as there might be; the last ones are empty
+
+    __host__ __device__ int all_heads() const { return heads * group; }
 };
 
 /// Rows [row, row + as many as a tile has) of a head of a part; row counts within the head.
@@ -76,13 +80,16 @@ __device__ inline const unsigned char* weight_row(const Job& job, const Tile& ti
     const int step = job.experts ? part.step : part.rows;
     return part.weight + (size_t(network_of(job, tile)) * step + row) * part.stride;
 }
-__device__ inline const float* x_row(const Job& job, int head, int token) {
-    return reinterpret_cast<const float*>(job.x + token * job.x_stride) + size_t(head / job.share) * job.k;
+/// Which columns of x and out a sibling of a head has.
+__device__ inline int columns_at(const Job& job, int head, int sibling) { return head * job.group + sibling; }
+__device__ inline const float* x_row(const Job& job, int head, int sibling, int token) {
+    return reinterpret_cast<const float*>(job.x + token * job.x_stride) +
+           size_t(columns_at(job, head / job.share, sibling)) * job.k;
 }
-__device__ inline float& out_at(const Job& job, const Tile& tile, int token, int row) {
+__device__ inline float& out_at(const Job& job, const Tile& tile, int sibling, int token, int row) {
+    const Part& part = job.parts[tile.part];
     return reinterpret_cast<float*>(
-        job.parts[tile.part].out +
-        token * job.parts[tile.part].out_stride)[tile.head * job.parts[tile.part].rows + row];
+        part.out + token * part.out_stride)[columns_at(job, tile.head, sibling) * part.rows + row];
 }
 __device__ inline float bias_at(const Job& job, const Tile& tile, int row) {
     const Part& part = job.parts[tile.part];
@@ -103,8 +110,8 @@ __device__ inline uint32_t largest_in_warp(uint32_t x) {
 /// Activations in 16 bits: rows of x whose largest magnitude is outside [2^-8, 2^15) are scaled by a power of
 /// two, and out must be multiplied by `inverse`.
 struct Rounded {
-    const uint16_t* x;     // [tokens * heads, stride], zeros beyond k
-    const float* inverse;  // [tokens * heads]
+    const uint16_t* x;     // [tokens * all_heads(), stride], zeros beyond k
+    const float* inverse;  // [tokens * all_heads()]
     int stride;
     int* too_large = nullptr;  // round_rows() sets it to 0, unpack_rows() to 1
 };

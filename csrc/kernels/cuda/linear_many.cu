@@ -35,12 +35,14 @@ struct Layout {
     static_assert(kBytes <= 99 << 10, "the least that a device has");
 };
 
-/// The grid: tiles of tokens first, so that blocks that read the same weights run together; tiles of rows;
-/// parts of k.
+__device__ int sibling_of(const Job& job) { return int(blockIdx.x) % job.group; }
+
+/// The grid: siblings and tiles of tokens first, so that blocks that read the same weights run together;
+/// tiles of rows; parts of k.
 template <class W, class S>
 __device__ Share share_of(const Job& job) {
     const int chunks = divide_up(job.k, W::kChunk), splits = gridDim.z, split = blockIdx.z;
-    const int token = int(blockIdx.x) * S::kTokens;
+    const int token = int(blockIdx.x) / job.group * S::kTokens;
     Share share{tile_at(job, blockIdx.y, S::kRows), token, min(token + S::kTokens, job.tokens),
                 int(int64_t(chunks) * split / splits), int(int64_t(chunks) * (split + 1) / splits)};
     if (job.order) {
@@ -101,8 +103,8 @@ __device__ void multiply_share(const Job& job, const Rounded& x, TileHead& head,
 
 /// Column of `partial` [split, token, all columns of all parts] where a tile's head begins.
 __device__ int column_of(const Job& job, const Tile& tile) {
-    int column = tile.head * job.parts[tile.part].rows;
-    for (int p = 0; p < tile.part; ++p) column += job.heads * job.parts[p].rows;
+    int column = columns_at(job, tile.head, sibling_of(job)) * job.parts[tile.part].rows;
+    for (int p = 0; p < tile.part; ++p) column += job.all_heads() * job.parts[p].rows;
     return column;
 }
 
@@ -122,9 +124,10 @@ __device__ void finish(const Job& job, const Rounded& x, const Share& share, con
     // Token t's results are `step` after those of t - 1; with an order (and one head) the order says where.
     float* const out = reinterpret_cast<float*>(part.out) + row;
     const size_t step = partial ? columns : part.out_stride / sizeof(float);
-    float* const first = partial ? partial + (size_t(blockIdx.z) * job.tokens + share.token) * step +
-                                       column_of(job, share.tile) + row
-                                 : out + share.token * step + share.tile.head * part.rows;
+    float* const first =
+        partial ? partial + (size_t(blockIdx.z) * job.tokens + share.token) * step +
+                      column_of(job, share.tile) + row
+                : out + share.token * step + columns_at(job, share.tile.head, sibling_of(job)) * part.rows;
 #pragma unroll
     for (int i = 0; i < 2 * warp.kA; ++i) {
         const int t = warp.token + warp.lane / 4 + 8 * i;
@@ -150,7 +153,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     const Share share = share_of<W, S>(job);
     if (share.token >= share.end) return;
     if (threadIdx.x == 0) head = {share, 0};
-    if (threadIdx.x < S::kTokens) places[threadIdx.x] = share.place(job, share.token + int(threadIdx.x));
+    if (threadIdx.x < S::kTokens)
+        places[threadIdx.x] = share.place(job, sibling_of(job), share.token + int(threadIdx.x));
     __syncthreads();
     WarpTile<S> warp;
     float factor = 1;
@@ -166,20 +170,21 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 /// out = the sum over splits + bias; a thread a number.
 __global__ void add_splits(Job job, const float* partial, int columns, int splits, const int* only_if) {
     if (only_if && !*only_if) return;
+    const int heads = job.all_heads();
     int column = blockIdx.x * blockDim.x + threadIdx.x, p = 0;
     const int token = blockIdx.y;
     if (column >= columns) return;
     float sum = 0;
     for (int s = 0; s < splits; ++s) sum += partial[(size_t(s) * job.tokens + token) * columns + column];
-    while (column >= job.heads * job.parts[p].rows) column -= job.heads * job.parts[p++].rows;
+    while (column >= heads * job.parts[p].rows) column -= heads * job.parts[p++].rows;
     const Part& part = job.parts[p];
     reinterpret_cast<float*>(part.out + token * part.out_stride)[column] =
-        sum + (part.bias ? part.bias[column] : 0.0f);
+        sum + bias_at(job, {p, column / part.rows / job.group, 0}, column % part.rows);
 }
 
 int columns_of(const Job& job) {
     int columns = 0;
-    for (int p = 0; p < job.n_parts; ++p) columns += job.heads * job.parts[p].rows;
+    for (int p = 0; p < job.n_parts; ++p) columns += job.all_heads() * job.parts[p].rows;
     return columns;
 }
 
@@ -208,7 +213,7 @@ Tiling tiling_of(const Device& device, const Job& job) {
     Tiling t{.tokens = tokens_of_tile(job.tokens)};
     const auto tiles = [&] {
         t.rows = rows_of_tile(t.tokens);
-        return tiles_of(job, t.rows) * divide_up(job.tokens, t.tokens);
+        return tiles_of(job, t.rows) * divide_up(job.tokens, t.tokens) * job.group;
     };
     if (t.tokens == 128 && 2 * tiles() < processors) t.tokens = 64;
     t.splits = std::clamp(std::min(2 * processors / std::max(tiles(), 1), job.k / kMinPart), 1, kSplits);
@@ -233,10 +238,10 @@ void many_tokens(const Device& device, DType dtype, const Job& job, const Rounde
         with_tile(tiling.tokens, [&](auto tile) {
             using W = decltype(w);
             using S = decltype(tile);
-            const Shape shape{
-                .grid = dim3(divide_up(job.tokens, S::kTokens), tiles_of(job, S::kRows), tiling.splits),
-                .block = dim3(kTileThreads),
-                .shared_bytes = Layout<W, S>::kBytes};
+            const Shape shape{.grid = dim3(divide_up(job.tokens, S::kTokens) * job.group,
+                                           tiles_of(job, S::kRows), tiling.splits),
+                              .block = dim3(kTileThreads),
+                              .shared_bytes = Layout<W, S>::kBytes};
             launch(device, many_kernel<W, S>, shape, job, x, W::row_bytes(job.k),
                    tiling.splits > 1 ? partial : nullptr, columns, only_if);
         });

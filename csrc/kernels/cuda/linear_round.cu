@@ -12,8 +12,8 @@ __global__ void round_kernel(Job job, bool bf16, uint16_t* to, float* inverse, i
     constexpr int kUsual = 14;  // larger exponents are scaled to this one
     constexpr int kSmall = -8, kTop = 126;
     __shared__ uint32_t largest_of[kWarp];
-    const int token = blockIdx.x / job.heads, head = blockIdx.x % job.heads;
-    const float* const from = x_row(job, head, token);
+    const int token = blockIdx.x / job.all_heads(), columns = blockIdx.x % job.all_heads();
+    const float* const from = x_row(job, columns / job.group, columns % job.group, token);
     uint32_t largest = 0;
     for (int i = threadIdx.x; i < job.k; i += blockDim.x)
         largest = max(largest, __float_as_uint(from[i]) & 0x7fffffff);
@@ -36,7 +36,7 @@ __global__ void round_kernel(Job job, bool bf16, uint16_t* to, float* inverse, i
 }  // namespace
 
 void round_rows(const Device& device, const Job& job, bool bf16, const Rounded& to) {
-    const Shape shape{.grid = dim3(job.tokens * job.heads), .block = dim3(kThreads)};
+    const Shape shape{.grid = dim3(job.tokens * job.all_heads()), .block = dim3(kThreads)};
     launch(device, round_kernel, shape, job, bf16, const_cast<uint16_t*>(to.x),
            const_cast<float*>(to.inverse), to.stride, to.too_large);
 }

@@ -33,9 +33,10 @@ struct Share {
     int token, end, first, last;
 
     /// The row of rounded x of a token; -1 beyond the last.
-    __device__ int place(const Job& job, int index) const {
+    __device__ int place(const Job& job, int sibling, int index) const {
         if (index >= end) return -1;
-        return job.order ? job.order[index] / job.share : index * job.heads + tile.head;
+        if (job.order) return job.order[index] / job.share;
+        return index * job.all_heads() + columns_at(job, tile.head, sibling);
     }
 };
 
