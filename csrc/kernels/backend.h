@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "core/tensor.h"
 
 namespace slimrt {
@@ -310,6 +311,13 @@ class Backend {
     /// them.
     virtual void likeliest(Tensor, Tensor out) {
         for (int64_t i = 0; i < out.rows; ++i) *out.i32(i) = -1;
+    }
+    /// The largest numbers of each row of x, of equal ones those of the lowest columns, NaN before all
+    /// others: out [n, 2 count] has them, then their columns (I32), which ascend; count <= kMaxLargest and
+    /// x.cols.
+    static constexpr int64_t kMaxLargest = 256;
+    virtual void largest(Tensor, Tensor) {
+        fail(ErrorCode::unsupported, "the host has these rows: it needs no selection of them");
     }
     /// Calls body(). A device may capture its calls once (CUDA graph) and replay them whenever `shape` is the
     /// same: then they must be the same calls, but for the contents of memory and for positions and lengths

@@ -1,12 +1,14 @@
 // What a CUDA backend leaves of its thread: the device that others in it have chosen, PyTorch say, is current
 // again after every call. The emulator refuses what is started on a device that is not current. And the
-// likeliest token of a row, beside a search for it.
+// likeliest token of a row, and the largest numbers of one, beside a search for them.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -56,6 +58,71 @@ int test_likeliest() {
                 std::printf("FAIL: of %d columns in row %zu the likeliest is %d, not %d\n", int(cols), i,
                             wanted[i], found[i]),
                     ++failures;
+    }
+    return failures;
+}
+
+/// The largest numbers of a row and then their columns, as Backend::largest() has them.
+std::vector<float> largest_of(const float* row, int64_t cols, size_t count) {
+    std::vector<int32_t> order(static_cast<size_t>(cols));
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, [&](int32_t a, int32_t b) {
+        return row[a] > row[b] || (std::isnan(row[a]) && !std::isnan(row[b]));
+    });
+    order.resize(count);
+    std::ranges::sort(order);
+    std::vector<float> found;
+    for (const int32_t column : order) found.push_back(row[column]);
+    for (const int32_t column : order) found.push_back(std::bit_cast<float>(column));
+    return found;
+}
+
+/// Numbers that differ, few values, equal ones in large numbers, zeros of both signs, and what is not finite.
+int test_largest() {
+    const std::unique_ptr<Backend> backend = open_cuda_backend(0);
+    constexpr int64_t kRows = 10;
+    int failures = 0;
+    for (const int64_t cols : {1, 7, 256, 300, 1023, 4096, 5003, 70000}) {
+        std::vector<float> rows(size_t(kRows * cols));
+        for (size_t i = 0; i < rows.size(); ++i) {
+            const float some = float(std::rand()) / float(RAND_MAX);
+            const int64_t row = int64_t(i) / cols, column = int64_t(i) % cols;
+            const float kinds[kRows] = {some * 30 - 20,
+                                        std::round(some * 60 - 70),
+                                        1.5f,
+                                        some < 0.5f ? -0.0f : 0.0f,
+                                        some < 0.01f ? some : -INFINITY,
+                                        -INFINITY,
+                                        column % 97 == 50 ? INFINITY : some,
+                                        column % 1000 == 6 ? (some < 0.5f ? NAN : -NAN) : some,
+                                        float(column),
+                                        1 + 1e-6f * std::round(some * 4)};
+            rows[i] = kinds[row];
+        }
+        for (const int64_t count : {1, 2, 104, 256}) {
+            if (count > cols) continue;
+            const Buffer x = backend->alloc(MemoryKind::scratch, rows.size() * sizeof(float), "rows");
+            const Buffer out = backend->alloc(MemoryKind::scratch, kRows * 2 * count * sizeof(float), "some");
+            const Tensor from(x.data.get(), DType::F32, kRows, cols);
+            const Tensor to(out.data.get(), DType::F32, kRows, 2 * count);
+            std::vector<float> found(size_t(kRows * 2 * count));
+            backend->upload(from, rows.data(), from.bytes());
+            backend->largest(from, to);
+            backend->download(found.data(), to, to.bytes());
+            for (int64_t i = 0; i < kRows; ++i) {
+                const float* const of_row = rows.data() + i * cols;
+                if (i == 7 && count < (cols + 993) / 1000) {  // which of more NaN than that is not promised
+                    if (!std::isnan(found[size_t(i * 2 * count)]))
+                        std::printf("FAIL: the largest of %d columns have no NaN\n", int(cols)), ++failures;
+                    continue;
+                }
+                const std::vector<float> wanted = largest_of(of_row, cols, size_t(count));
+                if (std::memcmp(wanted.data(), found.data() + i * 2 * count, wanted.size() * sizeof(float)))
+                    std::printf("FAIL: the largest %d of %d columns in row %d\n", int(count), int(cols),
+                                int(i)),
+                        ++failures;
+            }
+        }
     }
     return failures;
 }
@@ -195,8 +262,9 @@ int test_advice_after_a_fork() {
 
 int main() {
     setenv("SLIMRT_EMULATED_DEVICES", "2", 1);
-    int failures = test_likeliest() + test_recorded_steps() + test_steps_that_are_not_recorded() +
-                   test_available() + test_streams_end() + test_advice_after_a_fork();
+    int failures = test_likeliest() + test_largest() + test_recorded_steps() +
+                   test_steps_that_are_not_recorded() + test_available() + test_streams_end() +
+                   test_advice_after_a_fork();
     const auto expect_first = [&](const char* after) {
         int device = -1;
         cudaGetDevice(&device);

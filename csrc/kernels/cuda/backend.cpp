@@ -211,6 +211,10 @@ void CudaBackend::likeliest(Tensor x, Tensor out) {
     if (const Current current = ordered()) cuda::likeliest(device_, x, out);
 }
 
+void CudaBackend::largest(Tensor x, Tensor out) {
+    if (const Current current = ordered()) cuda::largest(device_, x, out);
+}
+
 void CudaBackend::attention(const AttentionArgs& args) {
     std::byte* const workspace = workspace_of(attention_workspace(device_, args));
     const Current current = ordered();

@@ -61,6 +61,7 @@ class CudaBackend final : public Backend {
     Tensor upload_step(std::span<const int32_t> numbers,
                        std::span<const std::span<AttentionSequence>> lists) override;
     void likeliest(Tensor x, Tensor out) override;
+    void largest(Tensor x, Tensor out) override;
     void capture_and_replay(const std::string& shape, const std::function<void()>& body) override;
 
   private:

@@ -36,6 +36,7 @@ void unfold(const Device& device, Tensor x, int64_t stride, int64_t padding, Ten
 
 // likeliest.cu: see Backend.
 void likeliest(const Device& device, Tensor x, Tensor out);
+void largest(const Device& device, Tensor x, Tensor out);
 
 // cache_rows.cu: see Backend. recode() and load(): the table is in device memory.
 void round(const Device& device, Tensor x, DType dtype, int heads, Tensor out);
