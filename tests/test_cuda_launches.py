@@ -76,6 +76,36 @@ def test_logits_stay_where_they_are_if_the_likeliest_token_is_wanted(tmp_path):
     assert of_steps(path, "kv", bytes_down, tokens=True) == [4] * 3
 
 
+@pytest.mark.parametrize("n_vocab", [64, 1500])
+def test_logits_stay_where_they_are_if_the_likeliest_tokens_decide(n_vocab, tmp_path):
+    path = write_random(tmp_path / "model.gguf", replace(MODEL, n_vocab=n_vocab))
+    assert of_steps(path, "kv", bytes_down, candidates=True) == [8 * min(n_vocab, 256)] * 3
+
+
+def test_candidates_are_the_largest_logits(tmp_path):
+    """Of more rows than go through the head at once, with equals (rows of the head that are the same)."""
+    path = write_random(tmp_path / "model.gguf", replace(MODEL, n_vocab=1500))
+    reader = gguf.GGUFReader(path, "r+")
+    (head,) = [t.data for t in reader.tensors if t.name in ("output.weight", "token_embd.weight")][-1:]
+    head[:] = head[np.arange(1500) // 4]  # logits come in fours, and candidates end within one
+    head.flush()
+    del head, reader
+    engine = open_engine(path, "kv", "f16", device="cuda")
+    found = []
+    for kind in ({}, {"candidates": True}):
+        sequence = engine.new_sequence()
+        found.append(engine.append([(sequence, np.arange(3, 45, dtype=np.int32))], all_logits=True, **kind))
+        engine.free_sequence(sequence)
+    logits, candidates = found
+    candidates = candidates.view(np.int32)
+    ids = np.sort(np.argsort(-logits, axis=-1, kind="stable")[:, :256], axis=-1)
+    assert np.array_equal(candidates[:, 256:], ids)
+    assert np.array_equal(candidates[:, :256].view(np.float32), np.take_along_axis(logits, ids, axis=-1))
+    of_rows, of_candidates = ([_core.Sampler(seed=i, top_k=1 + i) for i in range(len(logits))] for _ in range(2))
+    for _ in range(10):
+        assert engine.sample_candidates(candidates, of_candidates) == engine.sample(logits, of_rows)
+
+
 def test_the_token_that_greedy_sampling_takes(tmp_path):
     """Of several rows, some of them equal tokens' (rows of the head that are the same): the lowest id."""
     path = write_random(tmp_path / "model.gguf", replace(MODEL, n_vocab=50))
@@ -109,6 +139,9 @@ def test_broken_weights_are_told(tmp_path):
     with pytest.raises(slimrt.ModelFormatError, match="the logits are NaN"):
         engine.append([(sequence, np.asarray([5], np.int32))], tokens=True)
     assert engine.length(sequence) == 0
+    candidates = engine.append([(sequence, np.asarray([5], np.int32))], candidates=True).view(np.int32)
+    (error,) = engine.sample_candidates(candidates, [_core.Sampler()])
+    assert isinstance(error, slimrt.ModelFormatError) and "the logits are NaN" in str(error)
 
 
 def test_a_text_without_chance_copies_no_logits(tiny):
@@ -125,4 +158,62 @@ def test_a_text_without_chance_copies_no_logits(tiny):
         assert text == with_logprobs
         assert few < row
         assert many >= 8 * row
-        assert generate(repeat_penalty=1.1)[1] >= 8 * row
+        assert generate(repeat_penalty=0.9)[1] >= 8 * row
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A model of enough tokens for candidates to be few."""
+    path = write_random(tmp_path_factory.mktemp("wide") / "model.gguf", replace(MODEL, n_vocab=1500, n_ctx=320))
+    with slimrt.Model(path, device="cuda", n_ctx=320, n_seqs=4) as model:
+        yield model
+
+
+SAMPLED = {
+    "the defaults": {},
+    "hot": {"temperature": 3.0, "top_k": 200, "top_p": 1.0, "min_p": 0.0},
+    "filters": {"temperature": 1.5, "top_k": 60, "typical_p": 0.9, "xtc_probability": 0.5, "xtc_threshold": 0.01},
+    "penalties": {"repeat_penalty": 1.4, "frequency_penalty": 0.3, "presence_penalty": 0.1, "top_p": 1.0},
+    "bans": {"logit_bias": {3: -100.0, 8: float("-inf")}, "top_k": 5},
+    "greedy with penalties": {"temperature": 0.0, "repeat_penalty": 1.4},
+}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_texts_by_chance_copy_no_logits(wide, name):
+    """The same tokens as with logprobs, which are made of whole rows; several texts in a step."""
+    prompts = [list(range(n, n + 8)) for n in (3, 40, 900)]
+    found = []
+    for logprobs in (0, 1):
+        before = bytes_down()
+        made = wide.generate(
+            prompts, max_tokens=10, seed=3, logprobs=logprobs, cache_prompt=False, ignore_eos=True, **SAMPLED[name]
+        )
+        found.append(([one.tokens for one in made], bytes_down() - before))
+    (tokens, few), (with_logprobs, many) = found
+    assert tokens == with_logprobs and len({*map(tuple, tokens)}) == 3
+    assert few == 30 * 8 * 256 and many == 30 * 4 * wide.n_vocab
+
+
+def test_one_text_that_needs_its_row_has_those_of_its_step_copied(wide):
+    """The longer prompt has more tokens to penalise than a device finds candidates."""
+    short, long = list(range(3, 11)), list(range(3, 300))
+    found = []
+    for prompts in ([short], [short, long]):
+        before = bytes_down()
+        made = wide.generate(
+            prompts, max_tokens=4, seed=1, cache_prompt=False, ignore_eos=True, repeat_penalty=1.1, repeat_last_n=-1
+        )
+        found.append((made[0].tokens, bytes_down() - before))
+    assert found[0][0] == found[1][0]
+    assert [copied for _, copied in found] == [4 * 8 * 256, 8 * 4 * wide.n_vocab]
+
+
+def test_masks_are_of_rows(wide):
+    """Only tokens that a mask allows come, though others are likelier."""
+    prompt, options = [5, 6, 7, 8], {"max_tokens": 6, "temperature": 0.0, "cache_prompt": False, "ignore_eos": True}
+    (likeliest, *_) = wide.generate(prompt, **options).tokens
+    before = bytes_down()
+    tokens = wide.generate(prompt, suppress_tokens=[likeliest], **options).tokens
+    assert likeliest not in tokens
+    assert bytes_down() - before == 6 * 4 * wide.n_vocab

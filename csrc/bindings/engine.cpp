@@ -126,7 +126,7 @@ class PyEngine {
 
     nb::object append(const nb::sequence& items, bool all_logits,
                       const std::optional<std::vector<int64_t>>& outputs, bool states, const nb::object& out,
-                      const nb::object& on_progress, bool tokens) {
+                      const nb::object& on_progress, bool tokens, bool candidates) {
         std::vector<std::vector<int32_t>> keep;  // copies: tokens must not change after they are checked
         std::vector<Engine::Item> list;
         if (outputs && (outputs->size() != nb::len(items) || all_logits))
@@ -145,7 +145,10 @@ class PyEngine {
             list.push_back({nb::cast<int>(item[0]), keep.back(), wanted});
             rows += size_t(wanted);
         }
-        const Output output = tokens ? Output::tokens : states ? Output::states : Output::logits;
+        const Output output = tokens       ? Output::tokens
+                              : candidates ? Output::candidates
+                              : states     ? Output::states
+                                           : Output::logits;
         const size_t width = size_t(engine_->width_of(output));
         Array<float> given;
         std::vector<float> made;
@@ -206,6 +209,14 @@ class PyEngine {
     nb::list sample(const Array<const float>& logits, const nb::sequence& samplers, const nb::object& masks,
                     const nb::object& logprobs, const nb::object& joint_from) {
         const std::vector<RowToSample> rows = read_rows(logits, samplers, masks, logprobs, joint_from);
+        std::vector<Choice> choices;
+        locked([&] { choices = engine_->sample(rows); });
+        return choice_list(choices);
+    }
+
+    nb::list sample_candidates(const Array<const int32_t>& candidates, const nb::sequence& samplers) {
+        const std::vector<RowToSample> rows =
+            read_candidates(candidates, samplers, engine_->config().n_vocab);
         std::vector<Choice> choices;
         locked([&] { choices = engine_->sample(rows); });
         return choice_list(choices);
@@ -376,12 +387,13 @@ void bind_engine(nb::module_& m) {
         .def("tile", &PyEngine::tile, nb::arg("sequence"), nb::arg("length"))
         .def("append", &PyEngine::append, nb::arg("items"), nb::kw_only(), nb::arg("all_logits") = false,
              nb::arg("outputs") = nb::none(), nb::arg("states") = false, nb::arg("out") = nb::none(),
-             nb::arg("on_progress") = nb::none(), nb::arg("tokens") = false)
+             nb::arg("on_progress") = nb::none(), nb::arg("tokens") = false, nb::arg("candidates") = false)
         .def("encode", &PyEngine::encode, nb::arg("items"), nb::kw_only(), nb::arg("states") = false,
              nb::arg("encoded") = false, nb::arg("on_progress") = nb::none())
         .def("sample", &PyEngine::sample, nb::arg("logits"), nb::arg("samplers"), nb::kw_only(),
              nb::arg("masks") = nb::none(), nb::arg("logprobs") = nb::none(),
              nb::arg("joint_from") = nb::none())
+        .def("sample_candidates", &PyEngine::sample_candidates, nb::arg("candidates"), nb::arg("samplers"))
         .def("log_normalisers", &PyEngine::log_normalisers, nb::arg("logits"))
         .def("likeliest", &PyEngine::likeliest, nb::arg("logits"), nb::arg("count"))
         .def("alignment", &PyEngine::alignment, nb::arg("sequence"), nb::arg("tokens"), nb::arg("heads"),

@@ -129,9 +129,33 @@ std::vector<RowToSample> read_rows(const Array<const float>& logits, const nb::s
     const auto counts = numbers(logprobs, n, 0, "logprobs"), joint = numbers(joint_from, n, -1, "joint_from");
     std::vector<RowToSample> rows;
     for (size_t i = 0; i < n; ++i) {
-        rows.push_back(
-            {nb::cast<Sampler*>(samplers[i]), {logits.data() + i * width, width}, {}, counts[i], joint[i]});
+        rows.push_back({nb::cast<Sampler*>(samplers[i]),
+                        {logits.data() + i * width, width},
+                        {},
+                        {},
+                        counts[i],
+                        joint[i]});
         if (!masks.is_none()) rows.back().mask = {words.data() + i * words.shape(1), words.shape(1)};
+    }
+    return rows;
+}
+
+std::vector<RowToSample> read_candidates(const Array<const int32_t>& candidates, const nb::sequence& samplers,
+                                         int64_t n_vocab) {
+    const size_t n_rows = nb::len(samplers);
+    if (candidates.ndim() != 2 || candidates.shape(0) != n_rows || candidates.shape(1) % 2 != 0)
+        fail(ErrorCode::argument, "candidates must be int32 [", n_rows,
+             ", 2 n]: logits, then their ids, for each sampler");
+    const size_t n = candidates.shape(1) / 2;
+    std::vector<RowToSample> rows;
+    for (size_t i = 0; i < n_rows; ++i) {
+        auto* const sampler = nb::cast<Sampler*>(samplers[i]);
+        const int64_t deciding = sampler->n_deciding(n_vocab);
+        if (deciding == 0 || std::min(deciding, n_vocab) > int64_t(n))
+            fail(ErrorCode::argument, n, " candidates do not decide a sampler's choice: sample from logits");
+        const int32_t* const row = candidates.data() + i * 2 * n;
+        rows.push_back(
+            {.sampler = sampler, .logits = {reinterpret_cast<const float*>(row), n}, .ids = {row + n, n}});
     }
     return rows;
 }
@@ -164,6 +188,7 @@ void bind_sampler(nb::module_& m, nb::module_& ops) {
         .def(
             "accept", [](Sampler& self, const std::vector<int32_t>& tokens) { self.accept(tokens); },
             nb::arg("tokens"))
+        .def("n_deciding", &Sampler::n_deciding, nb::arg("n_vocab"))
         .def("sample", &sample, nb::arg("logits"), nb::arg("mask") = nb::none());
     m.def("token_logprobs", &logprobs_of, nb::arg("logits"), nb::arg("token"), nb::arg("n") = 0);
     ops.def("row_exponentials", &row_exponentials, nb::arg("logits"), nb::arg("temperature"));

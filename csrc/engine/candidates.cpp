@@ -45,10 +45,11 @@ double portable_log(double x) {
 
 }  // namespace
 
-void Candidates::reset(std::span<const float> logits) {
+void Candidates::reset(std::span<const float> logits, std::span<const int32_t> ids) {
     if (logits.empty()) fail(ErrorCode::argument, "there are no logits to sample from");
     row_ = logits;
-    whole_ = true;
+    whole_ = ids.empty();
+    if (!whole_) left_.assign(logits.begin(), logits.end()), ids_.assign(ids.begin(), ids.end());
     maxima_.resize(size_t(scan_blocks(int64_t(logits.size()))));
     cpu::scan_maxima(logits.data(), int64_t(logits.size()), maxima_.data());
     top_ = -INFINITY;

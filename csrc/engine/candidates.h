@@ -13,8 +13,9 @@ namespace slimrt {
 class Candidates {
   public:
     /// All tokens of a row, which must outlive its use here. Throws Error{format} for NaN and +infinity,
-    /// Error{argument} for an empty row and for one that is -infinity everywhere.
-    void reset(std::span<const float> logits);
+    /// Error{argument} for an empty row and for one that is -infinity everywhere. ids: of the logits,
+    /// ascending, where these are not all of the row; then ranked() and surprise() are not for it.
+    void reset(std::span<const float> logits, std::span<const int32_t> ids = {});
 
     int32_t likeliest() const;
     /// The tokens that are left.

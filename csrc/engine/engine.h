@@ -68,7 +68,10 @@ class Engine {
                 const StepObserver& observer = {});
 
     int64_t width_of(Output output) const {
-        return output == Output::tokens ? 1 : output == Output::states ? config().d_model : config().n_vocab;
+        return output == Output::tokens       ? 1
+               : output == Output::states     ? config().d_model
+               : output == Output::candidates ? 2 * n_candidates(config())
+                                              : config().n_vocab;
     }
 
     struct Head {

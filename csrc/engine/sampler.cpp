@@ -5,6 +5,7 @@
 #include <set>
 
 #include "core/error.h"
+#include "kernels/backend.h"
 
 namespace slimrt {
 
@@ -102,35 +103,62 @@ void rule_out(std::span<const uint32_t> mask, std::span<float> row) {
         for (size_t i = 0; i < row.size(); ++i) row[i] = mask[i / 32] >> (i % 32) & 1 ? row[i] : -INFINITY;
 }
 
+/// The logit of a token in a row of all tokens, or of these; null: it is not there.
+float* find(std::span<float> row, std::span<const int32_t> ids, int32_t token) {
+    if (ids.empty()) return token >= 0 && size_t(token) < row.size() ? &row[size_t(token)] : nullptr;
+    const auto at = std::ranges::lower_bound(ids, token);
+    return at != ids.end() && *at == token ? &row[size_t(at - ids.begin())] : nullptr;
+}
+
 }  // namespace
 
+/// Whether bias or penalties may make a logit larger, or a bias is for another vocabulary.
+bool Sampler::raises(int64_t n_vocab) const {
+    const SamplerOptions& o = options_;
+    return o.repeat_penalty < 1 || o.frequency_penalty < 0 || o.presence_penalty < 0 ||
+           std::ranges::any_of(
+               o.logit_bias, [&](const auto& one) { return one.first >= n_vocab || !(one.second <= 0); });
+}
+
+/// A token that is lowered makes room for one more.
+int64_t Sampler::n_deciding(int64_t n_vocab) const {
+    const bool by_rank = options_.top_k > 0 && options_.top_n_sigma == 0 && options_.mirostat == 0;
+    if (raises(n_vocab) || !(options_.temperature == 0 || by_rank)) return 0;
+    size_t lowered = options_.logit_bias.size() + counts_.size();
+    if (!dry_history_.empty()) lowered += repetitions(dry_history_, options_.dry).size();
+    const int64_t chosen_from = options_.temperature == 0 ? 1 : options_.top_k;
+    constexpr int64_t most = Backend::kMaxLargest;
+    return chosen_from <= most && int64_t(lowered) <= most - chosen_from ? chosen_from + int64_t(lowered) : 0;
+}
+
 /// The logits with mask, bias and penalties, in `row`; the logits themselves where nothing changes them.
-std::span<const float> Sampler::changed(std::span<const float> logits, std::span<const uint32_t> mask,
-                                        std::vector<float>& row) const {
+std::span<const float> Sampler::changed(std::span<const float> logits, std::span<const int32_t> ids,
+                                        std::span<const uint32_t> mask, std::vector<float>& row) const {
     require_wide_enough(mask, logits.size());
     if (mask.empty() && options_.logit_bias.empty() && counts_.empty() && dry_history_.empty()) return logits;
     row.assign(logits.begin(), logits.end());
     rule_out(mask, row);
     for (const auto& [token, bias] : options_.logit_bias) {
-        if (size_t(token) >= row.size())
+        float* const logit = find(row, ids, token);
+        if (!logit && ids.empty())
             fail(ErrorCode::argument, "logit_bias names token ", token, ", the vocabulary has ", row.size());
-        row[token] += bias;
+        if (logit) *logit += bias;
     }
-    penalise(row);
+    penalise(row, ids);
     return row;
 }
 
-void Sampler::penalise(std::span<float> row) const {
-    const auto known = [&](int32_t token) { return token >= 0 && size_t(token) < row.size(); };
+void Sampler::penalise(std::span<float> row, std::span<const int32_t> ids) const {
     for (const auto& [token, count] : counts_) {
-        if (!known(token)) continue;
-        float& logit = row[token];
-        logit = logit > 0 ? logit / options_.repeat_penalty : logit * options_.repeat_penalty;
-        logit -= float(count) * options_.frequency_penalty + options_.presence_penalty;
+        float* const logit = find(row, ids, token);
+        if (!logit) continue;
+        *logit = *logit > 0 ? *logit / options_.repeat_penalty : *logit * options_.repeat_penalty;
+        *logit -= float(count) * options_.frequency_penalty + options_.presence_penalty;
     }
     if (dry_history_.empty()) return;
     for (const auto& [token, length] : repetitions(dry_history_, options_.dry))
-        if (known(token)) row[token] = float(double(row[token]) - dry_penalty(options_.dry, length));
+        if (float* const logit = find(row, ids, token))
+            *logit = float(double(*logit) - dry_penalty(options_.dry, length));
 }
 
 /// Uniform in [0, 1), from 53 random bits: std::uniform_real_distribution differs between standard libraries.
@@ -154,9 +182,9 @@ int32_t Sampler::choose_by_surprise(Candidates& candidates) {
 }
 
 int32_t Sampler::sample(std::span<const float> logits, std::span<const uint32_t> mask,
-                        SamplerScratch& scratch) {
+                        SamplerScratch& scratch, std::span<const int32_t> ids) {
     Candidates& candidates = scratch.candidates;
-    candidates.reset(changed(logits, mask, scratch.row));
+    candidates.reset(changed(logits, ids, mask, scratch.row), ids);
     if (options_.temperature == 0) return candidates.likeliest();
     return options_.mirostat == 2 ? choose_by_surprise(candidates) : choose(candidates);
 }
@@ -208,7 +236,8 @@ std::vector<Choice> sample_rows(std::span<const RowToSample> rows, std::span<Sam
         try {
             const bool joint = row.joint_from >= 0;
             const std::span<const float> logits = joint ? left_of(row, own) : row.logits;
-            choice.token = row.sampler->sample(logits, joint ? std::span<const uint32_t>() : row.mask, own);
+            const auto mask = joint ? std::span<const uint32_t>() : row.mask;
+            choice.token = row.sampler->sample(logits, mask, own, row.ids);
             if (row.n_logprobs > 0)
                 choice.logprobs = token_logprobs(logits, choice.token, row.n_logprobs, own);
         } catch (...) {

@@ -63,13 +63,20 @@ class Sampler {
     void accept(std::span<const int32_t> tokens);
     /// mask: empty, or a bit for each token, the lowest bit first: 1 where it may be chosen. Throws as
     /// Candidates::reset(), before anything is drawn; a NaN that the mask rules out is ignored.
-    int32_t sample(std::span<const float> logits, std::span<const uint32_t> mask, SamplerScratch& scratch);
+    /// ids: of the logits, ascending, where these are of at least n_deciding() tokens; then without a mask,
+    /// and the choice is the same as from the row.
+    int32_t sample(std::span<const float> logits, std::span<const uint32_t> mask, SamplerScratch& scratch,
+                   std::span<const int32_t> ids = {});
+    /// How many of the likeliest tokens, of equal ones those with the lowest ids, decide the next choice if
+    /// no mask does. 0: all, or more than Backend::kMaxLargest.
+    int64_t n_deciding(int64_t n_vocab) const;
 
   private:
-    std::span<const float> changed(std::span<const float> logits, std::span<const uint32_t> mask,
-                                   std::vector<float>& row) const;
+    std::span<const float> changed(std::span<const float> logits, std::span<const int32_t> ids,
+                                   std::span<const uint32_t> mask, std::vector<float>& row) const;
     bool penalises() const;
-    void penalise(std::span<float> row) const;
+    bool raises(int64_t n_vocab) const;
+    void penalise(std::span<float> row, std::span<const int32_t> ids) const;
     double random();
     int32_t choose(Candidates& candidates);
     int32_t choose_by_surprise(Candidates& candidates);
@@ -96,6 +103,7 @@ struct RowToSample {
     Sampler* sampler = nullptr;
     std::span<const float> logits;
     std::span<const uint32_t> mask;
+    std::span<const int32_t> ids;  // as in Sampler::sample(); then no mask, n_logprobs and joint_from
     int64_t n_logprobs = 0;
     /// Tokens from here on are one choice, as Whisper's timestamps are: if they are likelier together than
     /// the likeliest token before them, one of them is chosen. Logprobs are then of what this and the mask

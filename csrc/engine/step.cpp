@@ -138,9 +138,12 @@ void run_head(const Decoder& decoder, Scratch& scratch, Tensor x, Tensor outputs
     const int64_t n = outputs.cols;
     const Tensor states = scratch.f32(std::min(n, kLogitRows), x.cols);
     const Tensor logits = scratch.f32(states.rows, decoder.config().n_vocab);
-    const Tensor result = output == Output::logits   ? logits
-                          : output == Output::states ? states
-                                                     : Tensor(states.data, DType::I32, states.rows, 1);
+    const Tensor candidates =  // whatever the output is: a plan is for all
+        backend.on_host() ? Tensor() : scratch.f32(states.rows, 2 * n_candidates(decoder.config()));
+    const Tensor result = output == Output::logits       ? logits
+                          : output == Output::states     ? states
+                          : output == Output::candidates ? candidates
+                                                         : Tensor(states.data, DType::I32, states.rows, 1);
     const bool in_place = output == Output::logits && out && backend.on_host();  // without a copy
     for (int64_t first = 0; first < n; first = next_chunk(first, n, kLogitRows, backend.dry())) {
         const int64_t some = std::min(kLogitRows, n - first);
@@ -150,6 +153,7 @@ void run_head(const Decoder& decoder, Scratch& scratch, Tensor x, Tensor outputs
                                    : logits.rows_of(0, some);
         if (output != Output::states) decoder.logits(states.rows_of(0, some), to);
         if (output == Output::tokens) backend.likeliest(to, result.rows_of(0, some));
+        if (output == Output::candidates) backend.largest(to, result.rows_of(0, some));
         if (!out || in_place) continue;
         backend.download(out + first * result.cols, result, result.rows_of(0, some).bytes());
         for (int64_t i = first; output == Output::tokens && i < first + some; ++i)

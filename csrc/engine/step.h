@@ -1,6 +1,7 @@
 // One step of the decoder: tokens of some sequences, and which of them have outputs.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "model/decoder.h"
@@ -26,12 +27,17 @@ struct Step {
     void add_encoder_states(int64_t length, const int32_t* table);
 };
 
-/// What a step gives for a token: logits [n_vocab], the head's input [d_model], or the token that a greedy
-/// Sampler takes [1], as the bits of an int32.
-enum class Output { logits, states, tokens };
+/// What a step gives for a token: logits [n_vocab], the head's input [d_model], the token that a greedy
+/// Sampler takes [1], as the bits of an int32, or the Backend::largest() logits [2 n_candidates()].
+enum class Output { logits, states, tokens, candidates };
+
+inline int64_t n_candidates(const ModelConfig& config) {
+    return std::min<int64_t>(Backend::kMaxLargest, config.n_vocab);
+}
 
 /// Runs a step, each part of the decoder in its own scratch; rows of step.outputs go to `out` (host memory),
-/// one after another. Throws Error{format} where Output::tokens has no likeliest token.
+/// one after another. Throws Error{format} where Output::tokens has no likeliest token, Error{unsupported}
+/// for Output::candidates where the head is on the host.
 void run_step(const Decoder& decoder, std::span<Scratch> scratches, const Step& step, Output output,
               float* out, const StepObserver& observer = {});
 

@@ -222,6 +222,7 @@ class Engine:
         out: NDArray[np.float32] | None = None,
         on_progress: Callable[[int, int], object] | None = None,
         tokens: bool = False,
+        candidates: bool = False,
     ) -> NDArray[np.float32]:
         """Runs the tokens of several sequences in chunks of at most n_batch tokens; the GIL is released.
 
@@ -229,7 +230,9 @@ class Engine:
         each item's last token, with all_logits a row for every token, or with outputs for so many of each item's last
         tokens (0: none, -1: all), items one after another. out: an array of at least so many rows to write to, whose
         first rows are returned. tokens: of logits a device tells the likeliest token, int32 [rows,
-        1] to be viewed as such; ModelFormatError where they are NaN or infinite.
+        1] to be viewed as such; ModelFormatError where they are NaN or infinite. candidates: a device tells the
+        min(256, n_vocab) largest logits, of equal ones those of the lowest ids, and then their ids, which ascend, to be
+        viewed as int32; UnsupportedError where the head is on the CPU.
 
         on_progress(done, total) is called with the GIL after each chunk and a few times a second within a long one; an
         exception it raises stops the work, the sequences are truncated to where they stood before, and the exception
@@ -257,6 +260,15 @@ class Engine:
 
         Raises:
             ValueError: arguments that do not go together, or a sampler that is listed twice.
+        """
+
+    def sample_candidates(
+        self, candidates: NDArray[np.int32], samplers: Sequence[Sampler]
+    ) -> list[_Choice | Exception]:
+        """What sample would choose, from append's candidates in place of logits, as int32.
+
+        Raises:
+            ValueError: not enough candidates (Sampler.n_deciding). Others as sample.
         """
 
     def log_normalisers(self, logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -351,6 +363,10 @@ class Sampler:
     ) -> None: ...
     def accept(self, tokens: Sequence[int]) -> None:
         """Note tokens that the text continues with, for penalties and DRY: the prompt's, then each that was chosen."""
+
+    def n_deciding(self, n_vocab: int) -> int:
+        """How many of the likeliest tokens of a row, of equal ones those with the lowest ids, decide the next choice if
+        there is no mask; 0: all, or more than 256. With temperature 0 or top_k, and nothing that raises a logit."""
 
     def sample(self, logits: NDArray[np.float32], mask: NDArray[np.uint32] | None = None) -> int:
         """A token. mask: a bit for each, from the lowest of the first word on; 0 where it must not be chosen.

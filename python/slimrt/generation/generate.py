@@ -189,7 +189,7 @@ class Run:
         n_logprobs = self.options.logprobs
         if self.options.logits_processor is None:
             choice: tuple[int, Logprobs | None] = yield Decode(
-                self.session, pending, self._sampler, n_logprobs, self._mask(), self.options.greedy
+                self.session, pending, self._sampler, n_logprobs, self._mask()
             )
             return choice
         (logits,) = yield Append([(self.session, pending)])

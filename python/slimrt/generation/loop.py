@@ -39,16 +39,16 @@ class Loop:
         engine: computes the steps.
         width: sequences that all running tasks may use at once; a task that needs more runs alone.
         pace: how long texts wait for the prompts of others.
-        chooses: for greedy texts the engine takes the argmax on the device, which saves copying the logits.
+        finds: the engine finds the likeliest tokens on the device, which saves copying the logits where these decide.
 
     Attributes:
         room: finds cache rows for the tokens of a step.
     """
 
-    def __init__(self, engine: Sequences, width: int, pace: Pace | None = None, chooses: bool = False):
+    def __init__(self, engine: Sequences, width: int, pace: Pace | None = None, finds: bool = False):
         self.pace = pace or Pace()
         self.room = Room(engine)
-        self._engine, self._width, self._chooses = engine, width, chooses
+        self._engine, self._width, self._finds = engine, width, finds
         self._waiting: list[Ticket[Any]] = []
         self._running: list[Ticket[Any]] = []
         self._order = 0
@@ -319,8 +319,7 @@ class Loop:
         items = [item for part in parts for item in part.items]
         outputs = [n for part in parts for n in part.outputs]
         calls = {part.ticket.call for part in parts}
-        chosen = not states and self._chooses and all(part.greedy for part in parts)
-        kind = {"states": True} if states else {"tokens": True} if chosen else {}
+        kind = {"states": True} if states else self._found(parts)
         started, counts = time.perf_counter(), self._engine.sparse_counts()
         try:
             rows = self._engine.append(items, outputs, told_to_all(parts, calls), **kind)
@@ -341,6 +340,13 @@ class Loop:
             if part.ticket.meter is not None:
                 part.ticket.meter.add(seconds, now[0] - counts[0], now[1] - counts[1])
             at = part.take(rows, at)
+
+    def _found(self, parts: Sequence[Part]) -> dict[str, bool]:
+        """What to ask of the engine in place of logits: the likeliest tokens or candidates, if they decide all."""
+        if not self._finds:
+            return {}
+        numbers = [part.n_deciding(self._engine.n_vocab) for part in parts]
+        return {"tokens": True} if set(numbers) == {1} else {"candidates": True} if all(numbers) else {}
 
     def _choose_tokens(self, asking: Sequence[Ticket[Any]]) -> None:
         """Sample the next tokens of all tasks that want one, in one call."""

@@ -268,12 +268,6 @@ class Options:
         return {name: value for name in CONSTRAINTS if (value := getattr(self, name)) is not None}
 
     @property
-    def greedy(self) -> bool:
-        """Whether the token chosen is always the argmax of the model's own logits."""
-        changed = any(getattr(self, name) for name in ("temperature", "logit_bias", "ignore_eos", "dry_multiplier"))
-        return not (changed or self.frequency_penalty or self.presence_penalty) and self.repeat_penalty == 1
-
-    @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 

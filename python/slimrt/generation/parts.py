@@ -41,11 +41,12 @@ class Part:
             return [max(len(self) - self._lacked, 0)]
         return [(wish.outputs if isinstance(wish, Append) else 1) if self.whole else 0] * len(self.items)
 
-    @property
-    def greedy(self) -> bool:
-        """Whether only the argmax of the logits is wanted."""
+    def n_deciding(self, n_vocab: int) -> int:
+        """How many of the likeliest tokens decide what is wanted; 0: all of them may."""
         wish = self.ticket.wants
-        return isinstance(wish, Decode) and wish.greedy and not wish.logprobs and wish.mask is None
+        if not isinstance(wish, Decode) or wish.logprobs or wish.mask is not None or wish.joint_from >= 0:
+            return 0
+        return wish.sampler.n_deciding(n_vocab)
 
     def __len__(self) -> int:
         return sum(len(ids) for _, ids in self.items)

@@ -51,6 +51,9 @@ class Choosing(Protocol):
         logprobs: Sequence[int],
         joint_from: Sequence[int],
     ) -> Sequence[Choice | Exception]: ...
+    def sample_candidates(
+        self, candidates: NDArray[np.int32], samplers: Sequence[core.Sampler]
+    ) -> Sequence[Choice | Exception]: ...
 
 
 class Engine(Protocol):
@@ -105,7 +108,6 @@ class Decode:
 
     logprobs: how many of the most likely tokens to report; 0: none.
     mask: bits (words,) of the allowed tokens, as core.Sampler reads them, or a future of them; None: all are allowed.
-    greedy: the sampler takes the argmax.
     joint_from: as in core.Engine.sample.
     """
 
@@ -114,7 +116,6 @@ class Decode:
     sampler: core.Sampler
     logprobs: int = 0
     mask: Future[NDArray[np.uint32]] | NDArray[np.uint32] | None = None
-    greedy: bool = False
     joint_from: int = -1
 
     @property
@@ -213,13 +214,17 @@ def choices(
     engine: Choosing, rows: Sequence[NDArray[Any]], wishes: Sequence[Decode], masks: Sequence[NDArray[np.uint32] | None]
 ) -> Sequence[Choice | Exception]:
     """Answer Decode requests in one call; one whose row cannot be sampled gets its error. rows: for each its logits
-    (1, vocab); or, if the engine took the argmax, for each its token, int32 (1, 1). masks: for each its mask."""
+    (1, vocab); or, if the engine found the likeliest, for each its token, int32 (1, 1), or its candidates, int32
+    (1, 2 n). masks: for each its mask."""
     logits = rows[0] if len(rows) == 1 else np.concatenate(rows)
+    samplers = [one.sampler for one in wishes]
     if logits.dtype == np.int32:
+        if logits.shape[1] > 1:
+            return engine.sample_candidates(logits, samplers)
         return [(int(token), None) for token in logits[:, 0]]
     return engine.sample(
-        logits, [one.sampler for one in wishes], masks=_masks(masks, logits.shape[1]),
-        logprobs=[one.logprobs for one in wishes], joint_from=[one.joint_from for one in wishes],
+        logits, samplers, masks=_masks(masks, logits.shape[1]), logprobs=[one.logprobs for one in wishes],
+        joint_from=[one.joint_from for one in wishes],
     )  # fmt: skip
 
 

@@ -27,6 +27,10 @@ class Sequences:
     def __init__(self, runtime: Runtime):
         self._runtime = runtime
 
+    @property
+    def n_vocab(self) -> int:
+        return self._runtime.n_vocab
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Lock the model for several calls."""
@@ -73,7 +77,8 @@ class Sequences:
     ) -> Any:
         """Compute tokens after the rows of their sequences. For a Session these are its own tokens without rows, if it
         has any, then new ones. Returns logits of the last `outputs` tokens of each item, float32 (rows, vocab); with
-        states=True hidden states (rows, d_model); with tokens=True the argmax, int32 (rows, 1)."""
+        states=True hidden states (rows, d_model); with tokens=True the argmax, int32 (rows, 1); with candidates=True
+        the likeliest tokens, as core.Engine.sample_candidates takes them, int32 (rows, 2 n)."""
         total = sum(len(ids) for _, ids in items)
         show = self._runtime.show_progress and total > len(items)
         bar = progress.bar(True, total, "prefill", "tok") if show else nullcontext(lambda done, all: None)
@@ -91,7 +96,7 @@ class Sequences:
             for (of, ids), length in zip(items, lengths, strict=True):
                 if isinstance(of, Session):
                     of.note(length, ids)
-        return rows.view(np.int32) if "tokens" in kind else rows
+        return rows.view(np.int32) if kind.keys() & {"tokens", "candidates"} else rows
 
     def sample(
         self,
@@ -104,6 +109,12 @@ class Sequences:
     ) -> Sequence[Choice | Exception]:
         with self._runtime.use() as engine:
             return engine.sample(logits, samplers, masks=masks, logprobs=logprobs, joint_from=joint_from)
+
+    def sample_candidates(
+        self, candidates: NDArray[np.int32], samplers: Sequence[core.Sampler]
+    ) -> Sequence[Choice | Exception]:
+        with self._runtime.use() as engine:
+            return engine.sample_candidates(candidates, samplers)
 
     def guess(self, wishes: Sequence[Guess], pace: Pace) -> list[Ids]:
         """Drafts by the model's drafter."""
