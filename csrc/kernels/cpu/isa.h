@@ -134,7 +134,7 @@ inline constexpr int64_t weight_floats(int64_t pairs) {
     return (pairs + 15) / 16 * 16 * each + (pairs + 31) / 32 * kTiledSums;
 }
 
-/// Operands of four products of tiles, two of a with two of b, of 64 * steps elements each; distances in
+/// Operands of four products of tiles, two of a with two of b, of rows of 64 * steps bytes of a; distances in
 /// bytes. a: 16 rows of uint8 or bf16, a_stride apart, the second tile a_next further; 0: there is none, nor
 /// are its sums. b: 16 columns of int8 or bf16, the rows of a column that share 4 bytes of a adjacent, these
 /// b_stride apart, the second tile b_next further. accumulate: add to the sums there.
