@@ -22,7 +22,7 @@ ROWS_OF_A_PIECE = 64
 SOUND_SECONDS = 3600
 """Longest sound."""
 
-SCORE = 512
+SCORE = 640
 """Most bytes of a log probability of a prompt's token: as an object, in the answer, and in its JSON."""
 
 _SOUND = SOUND_SECONDS * (16000 * 4 * 9 // 8 + 100 * 128 * 4) + (40 << 20)
