@@ -192,14 +192,13 @@ void absorb_q8(const AbsorbedValues& x) {
             else
                 memcpy(scales + row, from, static_cast<size_t>(end - row) * sizeof(float));
         });
+        weights.quantise(scales);
         if constexpr (fits_tiles) {
             if (tiles) {
-                weights.take_scales(scales);
                 add_tiled<Codes>(x, weights, head);
                 continue;
             }
         }
-        weights.quantise(scales);
         for (int64_t column = 0; column < x.dim; column += kStripColumns) {
             Strip strip;
             place_strip(x, at++, kStripColumns, strip);

@@ -28,9 +28,10 @@ void add_product(float) {
 }
 
 /// Tiles 0 to 3: sums. 4, 5: a. 6, 7: b. In this order a sum is needed again after three other products, 48
-/// cycles later.
-template <bool two, class Sum>  // two: tiles of a
-void multiply_tiles(const TileOperands& x, Sum* sums) {
+/// cycles later. fill(step) writes b of a step: a step before it is needed, since tiles wait for what has
+/// just been stored. two: tiles of a.
+template <bool two, class Sum, class Fill>
+void multiply_tiles(const TileOperands& x, const Fill& fill, Sum* sums) {
     constexpr int one = tile_rows * tile_bytes / 4;
     Tiles::zero<0>();
     Tiles::zero<1>();
@@ -38,17 +39,11 @@ void multiply_tiles(const TileOperands& x, Sum* sums) {
         Tiles::zero<2>();
         Tiles::zero<3>();
     }
-    if (x.accumulate) {
-        Tiles::load<0>(sums, tile_bytes);
-        Tiles::load<1>(sums + one, tile_bytes);
-        if constexpr (two) {
-            Tiles::load<2>(sums + 2 * one, tile_bytes);
-            Tiles::load<3>(sums + 3 * one, tile_bytes);
-        }
-    }
     const auto *a = static_cast<const uint8_t*>(x.a), *b = static_cast<const uint8_t*>(x.b);
     const auto a_stride = static_cast<size_t>(x.a_stride), b_stride = static_cast<size_t>(x.b_stride);
+    fill(0);
     for (int64_t i = 0; i < x.steps; ++i, a += tile_bytes, b += tile_rows * x.b_stride) {
+        if (i + 1 < x.steps) fill(i + 1);
         Tiles::load<6>(b, b_stride);
         Tiles::load<4>(a, a_stride);
         add_product<0, 4, 6>(Sum());
@@ -68,9 +63,60 @@ void multiply_tiles(const TileOperands& x, Sum* sums) {
     }
 }
 
-template <class Sum>
-void multiply(const TileOperands& x, Sum* sums) {
-    x.a_next ? multiply_tiles<true>(x, sums) : multiply_tiles<false>(x, sums);
+template <class Sum, class Fill>
+void multiply_filled(const TileOperands& x, const Fill& fill, Sum* sums) {
+    x.a_next ? multiply_tiles<true>(x, fill, sums) : multiply_tiles<false>(x, fill, sums);
+}
+
+void multiply(const TileOperands& x, float* sums) {
+    multiply_filled(x, [](int64_t) {}, sums);
+}
+
+constexpr int64_t kQuadBytes = 2 * tile_bytes;  // of 32 columns of four rows
+
+/// Transposes 32 columns of the rows of a block to quads of one column.
+void transpose_block(const char* from, int64_t stride, char* to) {
+    // Lane l (128 bits) of two rows gets columns 4 l ... 4 l + 3 of each 16, so that unpacking within lanes
+    // leaves the columns in order.
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    for (int64_t i = 0; i < kBlockTokens; i += 8, from += 8 * stride, to += 2 * kQuadBytes) {
+        const auto row = [&](int j) {
+            return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + j * stride));
+        };
+        const auto rows = [&](int j) {
+            const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(row(j)), row(j + 4), 1);
+            return _mm512_permutexvar_epi32(order, both);
+        };
+        const __m512i a = rows(0), b = rows(1), c = rows(2), d = rows(3);
+        const __m512i low_ab = _mm512_unpacklo_epi8(a, b), high_ab = _mm512_unpackhi_epi8(a, b);
+        const __m512i low_cd = _mm512_unpacklo_epi8(c, d), high_cd = _mm512_unpackhi_epi8(c, d);
+        _mm512_store_si512(to, _mm512_unpacklo_epi16(low_ab, low_cd));
+        _mm512_store_si512(to + tile_bytes, _mm512_unpackhi_epi16(low_ab, low_cd));
+        _mm512_store_si512(to + kQuadBytes, _mm512_unpacklo_epi16(high_ab, high_cd));
+        _mm512_store_si512(to + kQuadBytes + tile_bytes, _mm512_unpackhi_epi16(high_ab, high_cd));
+    }
+}
+
+/// A step is transposed while the one before it is multiplied, and what the next pairs meet stays in L1.
+void multiply_rows(const TiledCodes& x, int32_t* sums) {
+    constexpr int64_t kBlocks = tile_bytes / kBlockTokens;  // of a step
+    alignas(64) char b[kAbsorbedRows / 4 * kQuadBytes];
+    for (int64_t pair = 0; pair < x.n_pairs; pair += 2 * tile_rows, sums += kTiledSums) {
+        const auto fill = [&](int64_t step) {
+            for (int64_t i = step * kBlocks; pair == 0 && i < (step + 1) * kBlocks; ++i) {
+                if (const auto* const block = static_cast<const char*>(x.blocks[i]))
+                    transpose_block(block + x.offset, x.stride, b + i * kBlockTokens / 4 * kQuadBytes);
+            }
+        };
+        multiply_filled({.a = x.weights + pair * x.weights_stride,
+                         .a_stride = x.weights_stride,
+                         .a_next = x.n_pairs - pair > tile_rows ? tile_rows * x.weights_stride : 0,
+                         .b = b,
+                         .b_stride = kQuadBytes,
+                         .b_next = tile_bytes,
+                         .steps = x.steps},
+                        fill, sums);
+    }
 }
 
 /// Two rows at a time: the 16 numbers that each can have are a table of 32, whose entries codes select.
@@ -158,6 +204,6 @@ void values(const TiledRows& x, const float* factor, float* out, size_t out_stri
 }  // namespace
 
 extern const TileKernels tile_kernels;
-const TileKernels tile_kernels = {begin, multiply, multiply, end, fill_q4, pack, scores, values};
+const TileKernels tile_kernels = {begin, multiply_rows, multiply, end, fill_q4, pack, scores, values};
 
 }  // namespace slimrt::cpu::SLIMRT_ISA

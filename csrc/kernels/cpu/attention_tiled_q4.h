@@ -33,15 +33,14 @@ class TiledWeights {
         for (int64_t pair = 0; pair < x_.n_pairs; pair += 2 * kTilePairs) {
             const auto* const a = reinterpret_cast<const char*>(x_.weights + pair * kPair);
             const int64_t left = x_.n_pairs - pair, n = left < 2 * kTilePairs ? left : 2 * kTilePairs;
-            x_.tiles->multiply_bf16({.a = a + first * kBlockTokens * 2,
-                                     .a_stride = bytes,
-                                     .a_next = n > kTilePairs ? kTilePairs * bytes : 0,
-                                     .b = tiles,
-                                     .b_stride = 2 * lanes * sizeof(float),
-                                     .b_next = lanes * sizeof(float),
-                                     .steps = blocks,
-                                     .accumulate = false},
-                                    sums);
+            x_.tiles->multiply({.a = a + first * kBlockTokens * 2,
+                                .a_stride = bytes,
+                                .a_next = n > kTilePairs ? kTilePairs * bytes : 0,
+                                .b = tiles,
+                                .b_stride = 2 * lanes * sizeof(float),
+                                .b_next = lanes * sizeof(float),
+                                .steps = blocks},
+                               sums);
             for (int64_t i = 0; i < n; ++i) {
                 float* const to = x_.out + x_.pairs[pair + i] * x_.out_stride + column;
                 const float* const from = sums + i / kTilePairs * 2 * tile + i % kTilePairs * lanes;

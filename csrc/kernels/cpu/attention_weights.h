@@ -77,7 +77,7 @@ class Weights {
     /// An outlier weight times its row's scale.
     float outlier(int64_t i) const { return outliers_[i]; }
     /// Where tiles sum a vector of columns, from column c of a strip on, for a pair. Of the first of 32 pairs
-    /// and of 32 columns it is where multiply() begins.
+    /// and of 32 columns it is where TileKernels begin.
     int32_t* sums(int64_t pair, int64_t c) const {
         constexpr int64_t tile = kTilePairs * lanes;
         return sums_ + pair / (2 * kTilePairs) * kTiledSums + c / (2 * lanes) * 4 * tile +
@@ -90,22 +90,15 @@ class Weights {
 
     /// Quantises weights times scales [row], 0 where there is no row.
     void quantise(const float* scales) {
-        take_scales(scales);
-        quantise_rows(0, x_.rows);
-    }
-    /// All of quantise() but the weights themselves.
-    void take_scales(const float* scales) {
+        alignas(64) int16_t codes[kAbsorbedRows];
         alignas(64) float high[kBlockTokens];
-        const float top = quantise_q15(scales, x_.rows, scales_, high);
+        const float top = quantise_q15(scales, x_.rows, codes, high);
         find_units(top, high);
+        for (int64_t pair = 0; pair < x_.n_pairs; ++pair)
+            quantise_pair(q15_ + pair * kAbsorbedRows, codes, shrinks_[pair], x_.rows,
+                          codes_ + pair * kAbsorbedRows);
         for (int64_t i = 0; i < x_.n_outliers; ++i)
             outliers_[i] = x_.outliers[i].weight * scales[x_.outliers[i].row];
-    }
-    /// The weights of rows [first, first + n), after take_scales().
-    void quantise_rows(int64_t first, int64_t n) {
-        for (int64_t pair = 0; pair < x_.n_pairs; ++pair)
-            quantise_pair(q15_ + pair * kAbsorbedRows + first, scales_ + first, shrinks_[pair], n,
-                          codes_ + pair * kAbsorbedRows + first);
     }
 
   private:
@@ -176,7 +169,6 @@ class Weights {
     int16_t* q15_;
     WeightCode* codes_;
     int32_t* sums_;
-    alignas(64) int16_t scales_[kAbsorbedRows];
 };
 
 }  // namespace

@@ -137,15 +137,23 @@ inline constexpr int64_t weight_floats(int64_t pairs) {
 /// Operands of four products of tiles, two of a with two of b, of rows of 64 * steps bytes of a; distances in
 /// bytes. a: 16 rows of uint8 or bf16, a_stride apart, the second tile a_next further; 0: there is none, nor
 /// are its sums. b: 16 columns of int8 or bf16, the rows of a column that share 4 bytes of a adjacent, these
-/// b_stride apart, the second tile b_next further. accumulate: add to the sums there.
+/// b_stride apart, the second tile b_next further.
 struct TileOperands {
     const void* a;
     int64_t a_stride, a_next;
     const void* b;
     int64_t b_stride, b_next;
     int64_t steps;
-    bool accumulate;
 };
+/// 32 columns of rows in q8 and the weights of pairs that meet them. Sums of 32 pairs are kTiledSums apart.
+struct TiledCodes {
+    const uint8_t* weights;
+    int64_t weights_stride, n_pairs;
+    const void* const* blocks;  // two for each step; nullptr: the weights of its rows are 0
+    int64_t offset, stride;     // of the columns in a block, of rows
+    int64_t steps;              // of kTiledStep rows; at most kAbsorbedRows
+};
+inline constexpr int64_t kTiledStep = 64;
 /// Rows of floats and packed x that meet them; strides in floats.
 struct TiledRows {
     const float* x;
@@ -167,8 +175,8 @@ struct TileKernels {
     // the same thread.
 
     void (*begin)();
-    void (*multiply)(const TileOperands& operands, int32_t* sums);
-    void (*multiply_bf16)(const TileOperands& operands, float* sums);
+    void (*multiply_rows)(const TiledCodes& operands, int32_t* sums);
+    void (*multiply)(const TileOperands& operands, float* sums);  // of bf16
     void (*end)();
 
     /// Scale * (code - 8) in bf16: kTiledGroup bytes, a step of two tiles of b, which lie row beside row.
