@@ -16,6 +16,7 @@ from slimrt import CacheUnsupportedError, core
 from slimrt.converter import convert as tool
 from slimrt.folding.lowrank import ChannelPlane, levels_text
 from slimrt.modelfile.gguf import read_gguf
+from slimrt.modelfile.reading import read_model
 
 TALE = Path(__file__).parent.parent / "models" / "tale-llama.gguf"
 USUAL = "q2@0.5+q4*0.1"
@@ -72,12 +73,13 @@ def test_parameters_that_do_not_go_together(given, error, said):
         ("llama_gqa_tied", {"rank": (0.25, 0.5), "bits": (2, 3, 8), "share": (0.2, 0.1), "sinks": 7, "heads": 1}),
         ("qwen2_mha", {"cache_type": "q3/q4@0.5+f16*0.2", "heads": 2}),
         ("gpt2_tanh", {"bits": 8, "group": 32}),
+        ("llama_mha", {"predict": True}),
     ],
 )
 def test_a_converted_file_runs_as_it_says(name, options, convert, tmp_path):
     plain, out = convert(GOLDEN / name), tmp_path / "out.gguf"
     report = tool.convert(plain, out, cache="lowrank", progress=False, **options)
-    given = {key: value for key, value in options.items() if key in ("rank", "bits", "share", "sinks")}
+    given = {key: value for key, value in options.items() if key in ("rank", "bits", "share", "sinks", "predict")}
     text = options.get("cache_type") or levels_text(**given)
     model = read_gguf(out)
     n_layers = len(report.layers)
@@ -96,6 +98,17 @@ def test_a_converted_file_runs_as_it_says(name, options, convert, tmp_path):
     got = engine.append([(engine.new_sequence(), ids)], all_logits=True)
     kv = core.Engine(str(plain), cache="kv", n_ctx=128)
     assert relative(got, kv.append([(kv.new_sequence(), ids)], all_logits=True)) < 1e-4  # nothing has aged in a prompt
+
+
+def test_what_predicts_v_is_not_in_the_way_of_other_caches(convert, tmp_path):
+    """The file runs with kv, with the same bits, and another conversion leaves the fold out."""
+    plain, out = convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf"
+    tool.convert(plain, out, cache="lowrank", predict=True, progress=False)
+    assert "blk.0.attn_v_predict.weight" in read_gguf(out).tensors
+    ours, theirs = (core.Engine(str(path), cache="kv", n_ctx=32) for path in (out, plain))
+    got, wanted = (one.append([(one.new_sequence(), ids_of(0, 20) % 64)]) for one in (ours, theirs))
+    assert np.array_equal(got, wanted)
+    assert read_model(out)[0].tensors.keys() == read_gguf(plain).tensors.keys()
 
 
 def test_report(tmp_path, run):

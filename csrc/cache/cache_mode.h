@@ -86,6 +86,7 @@ struct Fold {
     const char* scale = nullptr;
     DType type = DType::F32;  // with which a plan counts it before the model is folded
     bool exact = false;       // held in f32 where the rows that it multiplies would be rounded otherwise
+    bool used = true;         // false: not with these settings, though a file may have it
 };
 
 /// A tensor blk.<layer>.<suffix>, the model's own or folded, that decoding a token does not read.

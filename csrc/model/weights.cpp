@@ -106,9 +106,10 @@ class Loader final : public TensorSource {
         return choice.mode->prepare(*backend_, {c, w, folded, encoder_channel_sizes_});
     }
 
-    /// A folded tensor from the file or the caller; none where it is optional and missing.
+    /// A folded tensor from the file or the caller; none where it is not used, or optional and missing.
     Tensor load_fold(int layer, const Fold& fold) {
-        const auto& [suffix, rows, cols, required, planned, scale, type, exact] = fold;
+        const auto& [suffix, rows, cols, required, planned, scale, type, exact, used] = fold;
+        if (!used) return {};
         const std::string name = block_prefix(c_, layer) + suffix;
         const bool floats = rows == 1 || (exact && backend_->rounds_rows());
         if (tensors_.has(name))

@@ -42,16 +42,22 @@ class LowRank final : public AgingMode {
 
     std::vector<Fold> folds(const AttnConfig& c) const override {
         const int columns = c.latent_heads * c.head_dim;
-        std::vector<Fold> folds = {{kLatent, c.kv_width(), columns}, {kExpand, c.kv_width(), columns}};
-        if (c.levels.predicts) folds.push_back({kPredict, c.kv_width(), columns});
-        return folds;
+        const bool predicts = c.levels.predicts;
+        return {{kLatent, c.kv_width(), columns},
+                {kExpand, c.kv_width(), columns},
+                {.suffix = kPredict,
+                 .rows = c.kv_width(),
+                 .cols = columns,
+                 .required = predicts,
+                 .planned = predicts,
+                 .used = predicts}};
     }
 
     std::unique_ptr<Prepared> prepare(Backend&, const PrepareInput& in) const override {
         auto p = std::make_unique<PreparedLatent>(in.weights);
         p->latent = in.folded.at(kLatent);
         p->expand = in.folded.at(kExpand);
-        if (in.config.levels.predicts) p->predict = in.folded.at(kPredict);
+        p->predict = in.folded.at(kPredict);
         return p;
     }
 
