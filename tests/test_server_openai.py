@@ -311,6 +311,7 @@ class TestRefusals:
             ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value", "20"),
             ({"temprature": 1}, "temprature", "unknown_field", "did you mean temperature"),
             ({"max_new_tokens": 1}, "max_new_tokens", "unknown_field", "max_tokens"),
+            ({"foo": 1}, "foo", "unknown_field", "it has cache_prompt, chat_template_kwargs"),
             ({"logits_processor": "os.system"}, "logits_processor", "unknown_field", "has no logits_processor"),
             ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value", "token ids"),
             ({"logit_bias": {"900": 1}}, "logit_bias", "invalid_value", "900"),

@@ -119,7 +119,7 @@ def chat_request(call: str, given: Json, limits: Limits) -> ChatRequest:
     variables = fields.take("chat_template_kwargs", dict)
     if any(isinstance(value, (dict, list)) for value in (variables or {}).values()):
         raise fields.wrong("chat_template_kwargs", "chat_template_kwargs are texts, numbers, true or false")
-    if fields.take("chat_template", object) is not None:
+    if given.get("chat_template") is not None:
         raise fields.wrong("chat_template", "the chat template is the model's: a request cannot bring one")
     tokens, newer = fields.take("max_tokens", int), fields.take("max_completion_tokens", int)
     shows, top = fields.take("logprobs", bool), fields.take("top_logprobs", int) or 0
@@ -152,7 +152,7 @@ def completion_request(call: str, given: Json, limits: Limits) -> CompletionRequ
     if logprobs is not None and not 0 <= logprobs <= _MOST_TOP:
         raise fields.wrong("logprobs", f"logprobs must be from 0 to {_MOST_TOP}, got {logprobs}")
     source, target = (fields.take(name, str) for name in _LANGUAGES)
-    common = fields.common(16 if tokens is None else tokens, logprobs, _LANGUAGES)
+    common = fields.common(16 if tokens is None else tokens, logprobs)
     if len(prompts) * common["n"] > limits.max_texts:
         raise fields.wrong("n", f"{len(prompts)} prompts times n={common['n']} are more than {limits.max_texts} texts")
     return CompletionRequest(**common, prompts=prompts, echo=echo, source=source, target=target)
@@ -165,7 +165,7 @@ def embedding_request(call: str, given: Json, limits: Limits) -> EmbeddingReques
     encoding = fields.take("encoding_format", str) or "float"
     if encoding not in ("float", "base64"):
         raise fields.wrong("encoding_format", f"encoding_format must be float or base64, got {encoding}")
-    fields.refuse_rest({"input", "encoding_format"})
+    fields.refuse_rest()
     return EmbeddingRequest(inputs, encoding)
 
 
@@ -173,7 +173,7 @@ def take_fields(call: str, given: Json, kinds: Mapping[str, type[Any]], needed: 
     """Fields by name and type, None for missing ones. Refusal 400: as chat_request."""
     fields = _Fields(call, given, Limits())
     taken = {name: (fields.required if name in needed else fields.take)(name, kind) for name, kind in kinds.items()}
-    fields.refuse_rest(set(kinds))
+    fields.refuse_rest()
     return taken
 
 
@@ -182,10 +182,12 @@ class _Fields:
 
     def __init__(self, call: str, given: Json, limits: Limits):
         self._call, self._limits = call, limits
+        self._known: set[str] = set()  # fields that were looked for
         self._left = {name: value for name, value in given.items() if name not in IGNORED and value is not None}
 
     def take(self, name: str, kind: type[_Kind]) -> _Kind | None:
         """A field of this type; None: it is missing."""
+        self._known.add(name)
         value = self._left.pop(name, None)
         if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
             return value
@@ -209,8 +211,8 @@ class _Fields:
             raise self.wrong(name, f"{name} must be 1 to {most} texts, not {len(texts)}")
         return texts
 
-    def common(self, max_tokens: int | None, logprobs: int | None, also: Collection[str] = ()) -> dict[str, Any]:
-        """The fields of TextRequest; any field left is an option or refused. also: further fields that the call has."""
+    def common(self, max_tokens: int | None, logprobs: int | None) -> dict[str, Any]:
+        """The fields of TextRequest; any field left is an option or refused, so take the call's own fields before."""
         n, stream = self.take("n", int), bool(self.take("stream", bool))
         n = 1 if n is None else n
         if not 1 <= n <= self._limits.max_texts:
@@ -224,7 +226,7 @@ class _Fields:
         if wanted and not stream:
             raise self.wrong("stream_options", "stream_options goes with stream: true")
         self._check_bounds()
-        options = self._options(max_tokens, logprobs, also)
+        options = self._options(max_tokens, logprobs)
         if options.get("num_beams", 1) > 1:
             if stream:
                 raise self.wrong("stream", "beam search chooses its text at the end, which no stream can wait for: "
@@ -242,11 +244,11 @@ class _Fields:
             "schema_field": self._schema_field,
         }
 
-    def refuse_rest(self, known: set[str]) -> None:
+    def refuse_rest(self) -> None:
         """Refuse the fields that have not been taken."""
         for name, value in self._left.items():
             if name not in REFUSED:
-                raise self.wrong(name, refusal(self._call, name, known), "unknown_field")
+                raise self.wrong(name, refusal(self._call, name, self._known), "unknown_field")
             try:
                 refuse(self._call, name, value)
             except UnsupportedError as error:
@@ -271,12 +273,11 @@ class _Fields:
         if odd := next((key for key in bias if not re.fullmatch(r"[0-9]{1,9}", key)), None):
             raise self.wrong("logit_bias", f"logit_bias maps token ids to numbers, got '{odd:.80}'")
 
-    def _options(self, max_tokens: int | None, logprobs: int | None, also: Collection[str]) -> GenerateOptions:
+    def _options(self, max_tokens: int | None, logprobs: int | None) -> GenerateOptions:
+        options_of_requests = (OPTIONS - _LIBRARY_ONLY) | _RENAMED
         for name, value in self._left.items():
-            if name in _LIBRARY_ONLY or not (name in OPTIONS or name in REFUSED or name in _RENAMED):
-                raise self.wrong(
-                    name, refusal(self._call, name, (OPTIONS - _LIBRARY_ONLY) | {"max_tokens", *also}), "unknown_field"
-                )
+            if name not in options_of_requests and name not in REFUSED:
+                raise self.wrong(name, refusal(self._call, name, options_of_requests | self._known), "unknown_field")
             if isinstance(value, bool) and name in _NUMBERS:  # bool is a subclass of int
                 raise self.wrong(name, f"{name} must be a number, got {value!r}")
             try:
