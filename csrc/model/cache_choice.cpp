@@ -93,8 +93,8 @@ void set_sparsity(const CacheMode& mode, float threshold, float delta, AttnConfi
         fail(ErrorCode::argument, "sparse_threshold and sparse_delta are two budgets: give one of them");
     const bool of_all = mode.has_values_of_all();
     check("sparse_threshold", threshold, of_all || mode.has_values_alone(),
-          "V (cache mode kv) or rows that all heads read (k, k+r, x, xr)");
-    check("sparse_delta", delta, of_all, "what all heads read (cache modes k, k+r, x, xr)");
+          "V (cache mode kv) or rows that all heads read (k, k+r, x, xr, latent)");
+    check("sparse_delta", delta, of_all, "what all heads read (cache modes k, k+r, x, xr, latent)");
     c.sparse_threshold = threshold;
     c.sparse_delta = delta;
 }

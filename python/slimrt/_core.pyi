@@ -103,7 +103,7 @@ class Engine:
     derived: tensors the mode needs and the file lacks, by name ("blk.0.attn_kv.weight": W_KV [d_v, d_k] f32); vectors
         as [n] or [1, n].
     sparse_threshold: softmax weight of each head that decoding may leave unread: rows of V (mode kv), or rows that all
-        heads read (k, k+r, x, xr), which then stand for their mean, are skipped whose weights add up to no more.
+        heads read (k, k+r, x, xr, latent), for which their mean stands, are skipped whose weights add up to no more.
         sparse_delta: the same of the latter, whose weights' squares add up to at most its square; -1: what the file
         says. ValueError: both; CacheUnsupportedError: a layer has no such rows.
     cross: of a model with an encoder, "kv", "k", "e", "e1" or "auto" (e where a row of the encoder's output is no wider

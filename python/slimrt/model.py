@@ -66,14 +66,15 @@ class Model(OpenAIMethods, Closing):
             "lowrank:q2@0.5+q4*0.1+sinks=4". Or a CacheConfig, or a list with one of these for each layer.
             Folded weights that the mode needs and the file lacks are computed while loading.
         cache_type: element type of rows, if `cache` gives none: f32, f16, bf16, q8 or fp8_e4m3 (8 bits, and a scale per
-            token and head, in modes k+r and xr per token), fp8_e5m2 (8 bits), q4 (5 bits, 1 of them for scales), or
-            "auto" (what the file says, else f16). cache_type_k and cache_type_v: the same for K and V alone.
+            token and head, in modes k+r and xr per token), fp8_e5m2 (8 bits), q4, q3 or q2 (5, 4 or 3 bits, 1 of them
+            for scales), or "auto" (what the file says, else f16). cache_type_k and cache_type_v: the same for K and V
+            alone.
         rank, residual_type: of mode k+r, if `cache` gives none: width of the residual that corrects V (0: no residual)
             and its element type. None: what the file says, else slimrt.modes.default_residual.
         sparse_threshold: softmax weight that decoding may leave unread in each head. In mode "kv" rows of V whose
             weights sum to at most this are skipped, which changes an output by at most this times the largest |v|; in
-            "k", "k+r", "x" and "xr" whole rows are skipped and replaced by their mean. 0: every row is read.
-        sparse_delta: the same for "k", "k+r", "x" and "xr", with a bound on squares: the skipped weights p have
+            "k", "k+r", "x", "xr" and "latent" whole rows are skipped and replaced by their mean. 0: every row is read.
+        sparse_delta: the same for "k", "k+r", "x", "xr" and "latent", by squares: the skipped weights p have
             sqrt(sum p^2) <= sparse_delta, so that at most 1 / sparse_delta^2 rows of 1024 are read for a head. The
             resulting error is bounded statistically only: it assumes that skipped values are independent. "auto": the
             value in the file (measured by `slimrt convert --sparse`).

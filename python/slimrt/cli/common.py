@@ -21,7 +21,7 @@ from slimrt.errors import SlimrtError
 from slimrt.generation.options import Options
 from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AGING, AUTO, CACHE_TYPES, CROSS_MODES, FASTEST, MODES, RESIDUAL_MODE, cross_hint
+from slimrt.modes import AGING, AUTO, CACHE_TYPES, CROSS_MODES, FASTEST, MODES, RESIDUAL_MODE, SPARED, cross_hint
 from slimrt.plumbing.arguments import unknown
 from slimrt.plumbing.files import written_beside
 from slimrt.plumbing.notes import heard
@@ -147,7 +147,7 @@ class Flags(SamplingFlags):
             type=share_or_auto,
             default=0.0,
             metavar="D",
-            help="the same for modes k, k+r, x and xr, as the root of the summed squares; auto: as the file says",
+            help=f"the same for modes {', '.join(SPARED)}, as the root of the summed squares; auto: as the file says",
         )
 
 

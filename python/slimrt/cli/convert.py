@@ -10,7 +10,7 @@ from slimrt.cli.common import Flags, complain, from_flags, model_name, native_ty
 from slimrt.cli.values import between, count, is_number, lower, parsed, positive
 from slimrt.errors import CacheUnsupportedError
 from slimrt.folding.report import ConvertReport
-from slimrt.modes import CACHE_TYPES, CROSS_MODES, MODES
+from slimrt.modes import AUTO, CACHE_TYPES, CROSS_MODES, MODES, SPARED
 
 _NOT_VERIFIED = 3  # exit code: with --verify the mode was found too lossy
 
@@ -66,8 +66,8 @@ def _cache_flags(flags: Flags) -> None:
               f"{', '.join(CROSS_MODES)}")  # fmt: skip
     flags.add("--cross-type", type=lower, default="auto", metavar="TYPE", help="element type of its rows, as "
               "--cache-type (default: f16)")  # fmt: skip
-    flags.add("--sparse", action="store_true", help="of k, k+r, x and xr: find the largest --sparse-delta that "
-              "changes little and store it in the file, for --sparse-delta auto")  # fmt: skip
+    flags.add("--sparse", action="store_true", help=f"of {', '.join(SPARED)} and {AUTO}: find the largest "
+              "--sparse-delta that changes little and store it in the file, for --sparse-delta auto")  # fmt: skip
     flags.add("--calibration", metavar="FILE", help="calibration text; none: do without")
     flags.allow_lossy()
 

@@ -21,7 +21,8 @@ class Limits:
         send_timeout: seconds that a client may read nothing. body_timeout: seconds for a body to arrive. drain_timeout:
             seconds that running texts have left when the server is stopped.
         max_body: bytes; max_sound: bytes of a body with audio. max_depth: nesting of lists and objects in a body.
-        max_texts: prompts times n.
+        max_messages, max_tools, max_stops: most of each in a request. max_texts: prompts times n. max_biases: entries
+            of logit_bias, and of suppress_tokens.
     """
 
     parallel: int = 1
