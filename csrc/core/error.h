@@ -3,11 +3,12 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <type_traits>
 
 namespace slimrt {
 
@@ -31,30 +32,47 @@ class Error : public std::runtime_error {
     uint64_t needed, available;  // bytes, for wont_fit
 };
 
-// Appends a value to a message. Not by streams, which would add half a megabyte to a static executable.
-inline void append(std::string& to, std::string_view text) { to += text; }
-inline void append(std::string& to, char c) { to += c; }
-void append(std::string& to, long long number);
-void append(std::string& to, unsigned long long number);
-void append(std::string& to, double number);  // six digits
-template <std::integral Number>
-void append(std::string& to, Number number) {
-    append(to,
-           static_cast<std::conditional_t<std::is_signed_v<Number>, long long, unsigned long long>>(number));
-}
+/// A part of a message: a number or a character, or a text, which must outlive it. One type for all, since a
+/// template for each combination of types would be 100 KB of code.
+class MessagePart {
+  public:
+    MessagePart(const char* text) : kind_(Kind::terminated), text_(text) {}
+    MessagePart(std::string_view text) : kind_(Kind::text), text_(text.data()), size_(text.size()) {}
+    MessagePart(const std::string& text) : MessagePart(std::string_view(text)) {}
+    MessagePart(char c) : kind_(Kind::character), character_(c) {}
+    MessagePart(double number) : kind_(Kind::real), real_(number) {}  // six digits
+    template <std::signed_integral Number>
+    MessagePart(Number number) : kind_(Kind::integer), integer_(number) {}
+    template <std::unsigned_integral Number>
+    MessagePart(Number number) : kind_(Kind::natural), natural_(number) {}
+
+    void append_to(std::string& message) const;
+
+  private:
+    enum class Kind : uint8_t { terminated, text, character, integer, natural, real } kind_;
+    union {
+        const char* text_;
+        char character_;
+        int64_t integer_;
+        uint64_t natural_;
+        double real_;
+    };
+    size_t size_;  // of a text that need not be terminated by 0
+};
+
+std::string concat(std::initializer_list<MessagePart> parts);
+[[noreturn, gnu::cold]] void fail(ErrorCode code, std::initializer_list<MessagePart> parts);
 
 /// Its arguments as one string.
 template <class... Args>
-std::string concat(const Args&... args) {
-    std::string out;
-    (append(out, args), ...);
-    return out;
+[[gnu::always_inline]] inline std::string concat(const Args&... args) {
+    return concat({MessagePart(args)...});
 }
 
 /// Throws Error{code, concat(args...)}. A message says what, where, and what to do.
 template <class... Args>
-[[noreturn, gnu::cold]] void fail(ErrorCode code, const Args&... args) {
-    throw Error(code, concat(args...));
+[[noreturn, gnu::always_inline]] inline void fail(ErrorCode code, const Args&... args) {
+    fail(code, {MessagePart(args)...});
 }
 
 }  // namespace slimrt

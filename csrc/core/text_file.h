@@ -1,4 +1,4 @@
-// Small files, as /proc and /sys have them. Not read by streams: see append() in core/error.h.
+// Small files, as /proc and /sys have them. Not read by streams: see core/error.cpp.
 #pragma once
 
 #include <cstdio>
