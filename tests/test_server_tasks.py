@@ -92,6 +92,29 @@ def test_uploads_at_once_are_each_their_own(whisper, wanted):
     assert found == ["".join(one.text for one in wanted[0]).strip()] * 8
 
 
+def test_sounds_wait_their_turn_only_so_long(tmp_path):
+    """A stream pings while its sound is heard, in slow steps; others, streams too, are refused in time and not read."""
+    before = (
+        "import slimrt.generation.loop as l, slimrt.server.sounds as s, time; s.PING_EVERY = 0.2; read = s.read_sound\n"
+        "step = l.Loop._compute; l.Loop._compute = lambda *a: (time.sleep(0.4), step(*a))\n"
+        "s.read_sound = lambda *a, **k: (print('a sound is read', flush=True), read(*a, **k))[1]"
+    )
+    limits = ("--parallel", "1", "--queue-timeout", "1")
+    with served(tmp_path, *limits, model=MODELS / "tale-whisper.gguf", before=before) as server:
+        heard = list[Answer]()
+        first = threading.Thread(target=lambda: heard.append(form(server, {"stream": "true"}, SOUND.read_bytes())))
+        first.start()
+        server.wait_until("texts_running", 1)
+        for fields in ({}, {"stream": "true"}):
+            answer = form(server, fields, SOUND.read_bytes())
+            assert (answer.status, answer.error["code"]) == (503, "queue_timeout") and first.is_alive()
+        first.join()
+        told = heard[0].body
+        assert told.startswith(b": ping\n\n") and b"transcript.text.done" in told and b"error" not in told
+        assert form(server, {}, SOUND.read_bytes()).status == 200
+        assert server.log.read_text().count("a sound is read") == 2
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -14,6 +14,7 @@ from slimrt.server.guard import KEY, send_refusal
 from slimrt.server.limits import Limits
 
 ABORT = "slimrt.abort"  # key in scope["extensions"]: a function that closes the connection at once
+PING_EVERY = 15.0  # seconds of silence after which a ping keeps a stream's connection alive
 
 
 class ClientGone(Exception):
@@ -113,6 +114,11 @@ class Exchange:
     async def event(self, value: Any) -> None:
         """Send a JSON value as an event."""
         await self.send_part(b"data: " + msgspec.json.encode(value) + b"\n\n")
+
+    async def ping(self) -> None:
+        """Send a comment, which clients ignore; it begins the stream."""
+        await self.begin_events()
+        await self.send_part(b": ping\n\n")
 
     async def send_part(self, part: bytes) -> None:
         """Send raw bytes of the stream."""

@@ -46,6 +46,7 @@ class Service:
         self._thread: EngineThread | None = None
         self._executor = ThreadPoolExecutor(2, "slimrt-text")
         self._callers = ThreadPoolExecutor(limits.parallel, "slimrt-call")
+        self._turns = asyncio.Semaphore(limits.parallel)
         self._tasks = list[asyncio.Task[None]]()
         self._blocks = (0, 0, 0)  # of the cache: in all, free, held by the prefix cache
 
@@ -82,9 +83,12 @@ class Service:
         """Run a function that needs no engine (templates, tokenising) in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
-    async def calling(self, work: Callable[[], Result]) -> Result:
-        """Run a call of the library in a thread, at most `parallel` at once; its tasks are batched with the texts."""
-        return await asyncio.get_running_loop().run_in_executor(self._callers, work)
+    async def calling(self, work: Callable[[], Result], begun: Callable[[], object]) -> Result:
+        """Run a call of the library in a thread, at most `parallel` at once; its tasks are batched with the texts.
+        begun: called when it is its turn."""
+        async with self._turns:  # not the executor's queue, which keeps what is cancelled, with its sound
+            begun()
+            return await asyncio.get_running_loop().run_in_executor(self._callers, work)
 
     async def computed(self, exchange: Exchange, tasks: Sequence[Task[Result]]) -> list[Result]:
         """Run tasks, batched with the texts; their results. They are cancelled if the client disconnects.
@@ -93,21 +97,33 @@ class Service:
             Refusal: 503, none has begun within queue_timeout, or not all are done within request_timeout. ClientGone.
             Errors of the tasks.
         """
-        began, limits = time.perf_counter(), self.limits
         tickets = [self.thread.compute(one, exchange.client, exchange.news.set) for one in tasks]
+
+        def are_done() -> bool:
+            return all(one.done for one in tickets) or any(one.error for one in tickets)
+
         try:
-            while not all(one.done for one in tickets) and not any(one.error for one in tickets):
-                begun = any(one.begun for one in tickets)
-                most = limits.request_timeout if begun else limits.queue_timeout
-                if not await exchange.wait(began + most - time.perf_counter()) and time.perf_counter() >= began + most:
-                    self.metrics.cancelled.labels("timeout" if begun else "queue").inc()
-                    raise timed_out(most, "request_timeout" if begun else "queue_timeout")
+            await self.wait(exchange, are_done, lambda: any(one.begun for one in tickets))
             return [one.result() for one in tickets]
         except ClientGone:
             self.metrics.cancelled.labels("gone").inc()
             raise
         finally:
             self.thread.cancel(tickets)
+
+    async def wait(self, exchange: Exchange, is_done: Callable[[], bool], has_begun: Callable[[], bool]) -> None:
+        """Wait for work that sets the exchange's news when it begins and when it is done.
+
+        Raises:
+            Refusal: 503, it has not begun within queue_timeout, or is not done within request_timeout. ClientGone.
+        """
+        called, limits = time.perf_counter(), self.limits
+        while not is_done():
+            begun = has_begun()
+            most = limits.request_timeout if begun else limits.queue_timeout
+            if not await exchange.wait(called + most - time.perf_counter()) and time.perf_counter() >= called + most:
+                self.metrics.cancelled.labels("timeout" if begun else "queue").inc()
+                raise timed_out(most, "request_timeout" if begun else "queue_timeout")
 
     async def drain(self) -> None:
         """Refuse new requests, and return when the running ones have ended; after drain_timeout texts are cut off."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from slimrt.model import Model
 from slimrt.openai.responses import Json
 from slimrt.runtime.kinds import require
 from slimrt.server.errors import Refusal, refusal_of
-from slimrt.server.exchange import ClientGone, Exchange
+from slimrt.server.exchange import PING_EVERY, ClientGone, Exchange
 from slimrt.server.protocol import read_object, take_fields
 from slimrt.server.service import Service
 from slimrt.speech.audio import TooLong, read_sound
@@ -115,20 +114,25 @@ class Sounds:
 
     async def _stream(self, exchange: Exchange, model: Model, request: SoundRequest) -> None:
         """Stream segments as they are transcribed, as OpenAI's transcript.text events."""
-        events, queue = asyncio.get_running_loop(), asyncio.Queue[Segment | None]()
+        events, queue, begun = asyncio.get_running_loop(), asyncio.Queue[Segment | None](), asyncio.Event()
 
-        def tell(segment: Segment | None) -> None:
+        def tell(segment: Segment) -> None:
             events.call_soon_threadsafe(queue.put_nowait, segment)
 
-        def hear(check: Callable[[], None]) -> tuple[list[Segment], TranscriptionInfo]:
-            try:
-                return _transcribe(model, request, tell, check)
-            finally:
-                tell(None)
+        async def heard() -> Segment | None:
+            """The next segment; meanwhile pings, but none before it is the sound's turn."""
+            while True:
+                try:
+                    async with asyncio.timeout(PING_EVERY):
+                        return await queue.get()
+                except TimeoutError:
+                    if begun.is_set():
+                        await exchange.ping()
 
-        work = asyncio.create_task(self._run_call(exchange, hear, "file"))
+        work = asyncio.create_task(self._run_call(exchange, partial(_transcribe, model, request, tell), "file", begun))
+        work.add_done_callback(lambda _: queue.put_nowait(None))
         try:
-            while (segment := await queue.get()) is not None:
+            while (segment := await heard()) is not None:
                 await exchange.begin_events()
                 await exchange.event({"type": "transcript.text.delta", "delta": segment.text})
             segments, _ = await work
@@ -138,20 +142,32 @@ class Sounds:
         await exchange.event({"type": "transcript.text.done", "text": _text(segments)})
         await exchange.end_events()
 
-    async def _run_call(self, exchange: Exchange, work: Callable[[Callable[[], None]], Result], param: str) -> Result:
+    async def _run_call(
+        self,
+        exchange: Exchange,
+        work: Callable[[Callable[[], None]], Result],
+        param: str,
+        begun: asyncio.Event | None = None,
+    ) -> Result:
         """Run a call in a thread. It gets a function that raises ClientGone once nobody waits for the result.
 
+        Args:
+            param: the field at fault if the call refuses. begun: set when it is its turn.
+
         Raises:
-            Refusal: 400, the call refuses; 503, it exceeds request_timeout. ClientGone.
+            Refusal: 400, the call refuses; 503, as Service.wait. ClientGone.
         """
-        gone, most = threading.Event(), self._service.limits.request_timeout
-        end = time.perf_counter() + most
+        gone, begun = threading.Event(), begun or asyncio.Event()
 
         def check() -> None:
             if gone.is_set():
                 raise ClientGone
 
-        made = asyncio.ensure_future(self._service.calling(partial(work, check)))
+        def begin() -> None:
+            begun.set()
+            exchange.news.set()
+
+        made = asyncio.ensure_future(self._service.calling(partial(work, check), begin))
 
         def tell(_: asyncio.Future[Result]) -> None:
             if not made.cancelled():
@@ -160,11 +176,7 @@ class Sounds:
 
         made.add_done_callback(tell)
         try:
-            while not made.done():
-                if not await exchange.wait(end - time.perf_counter()) and time.perf_counter() >= end:
-                    self._service.metrics.cancelled.labels("timeout").inc()
-                    raise Refusal(503, f"this took longer than {most:g} s", "request_timeout",
-                                  retry_after=max(round(most), 1))  # fmt: skip
+            await self._service.wait(exchange, made.done, begun.is_set)
             return made.result()
         except ClientGone:
             raise
@@ -172,6 +184,8 @@ class Sounds:
             raise refusal_of(error, param) from error
         finally:
             gone.set()
+            if not begun.is_set():
+                made.cancel()
 
 
 def _transcribe(

@@ -19,14 +19,12 @@ from slimrt.runtime.kinds import require
 from slimrt.runtime.session import as_prompt
 from slimrt.server.engine_thread import EngineThread, Making, News
 from slimrt.server.errors import refusal_of, timed_out
-from slimrt.server.exchange import ClientGone, Exchange
+from slimrt.server.exchange import PING_EVERY, ClientGone, Exchange
 from slimrt.server.limits import Limits, Place, Places
 from slimrt.server.metrics import Metrics
 from slimrt.server.protocol import CompletionRequest, TextRequest
 from slimrt.server.text import Choice, Plan, counts, counts_so_far, measured
 
-_PING_EVERY = 15.0  # seconds of silence after which a comment keeps the connection alive
-_PING = b": ping\n\n"
 _PROXY = 60.0  # seconds of silence after which proxies usually close a connection
 _GUESS = 256  # assumed length of a text without max_tokens, to estimate when the work is done
 
@@ -159,25 +157,24 @@ class Texts:
     async def _wait_for_start(self) -> None:
         """Wait until the model begins. A timeout is reported by status 503; but a stream that may wait longer than
         proxies do begins before these give up, and the timeout is then an event."""
-        end, ping = self._called + self._limits.queue_timeout, self._called + _PROXY - _PING_EVERY
+        end, ping = self._called + self._limits.queue_timeout, self._called + _PROXY - PING_EVERY
         if not self._request.stream or self._limits.queue_timeout <= _PROXY:
             ping = end
         while not self._started and self._error is None:
             if await self._exchange.wait(min(end, ping) - time.perf_counter()) or self._started:
                 continue
             if ping < end:
-                await self._exchange.begin_events()
-                await self._exchange.send_part(_PING)
-                ping += _PING_EVERY
+                await self._exchange.ping()
+                ping += PING_EVERY
             else:
                 self._metrics.cancelled.labels("queue").inc()
                 raise timed_out(self._limits.queue_timeout, "queue_timeout")
         self._raise_error()
 
     async def _wait_for_text(self, thread: EngineThread) -> None:
-        """Wait for the first text, so that errors before it have a status of their own; at most _PING_EVERY."""
+        """Wait for the first text, so that errors before it have a status of their own; at most PING_EVERY."""
         while not any(one.text or one.result for one in self._texts) and self._error is None:
-            if not await self._wait(thread, _PING_EVERY):
+            if not await self._wait(thread, PING_EVERY):
                 break
         self._raise_error()
 
@@ -193,8 +190,8 @@ class Texts:
                 for piece in self._pieces(one):
                     await exchange.event(self._head.response(kind, [piece], self._so_far()))
             self._raise_error()
-            if not all(one.told for one in self._texts) and not await self._wait(thread, _PING_EVERY):
-                await exchange.send_part(_PING)
+            if not all(one.told for one in self._texts) and not await self._wait(thread, PING_EVERY):
+                await exchange.ping()
         results = self._results()
         extra = measured(results) if more else {}
         if self._request.include_usage or more:
