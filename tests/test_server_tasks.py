@@ -115,6 +115,23 @@ def test_sounds_wait_their_turn_only_so_long(tmp_path):
         assert server.log.read_text().count("a sound is read") == 2
 
 
+def test_a_server_that_ends_waits_for_sounds_only_so_long(tmp_path):
+    before = (
+        "import functools, slimrt.generation.loop as l, slimrt.server.limits as m, time\n"
+        "m.Limits = functools.partial(m.Limits, drain_timeout=0.5)\n"
+        "step = l.Loop._compute; l.Loop._compute = lambda *a: (time.sleep(1), step(*a))"
+    )
+    with served(tmp_path, model=MODELS / "tale-whisper.gguf", before=before) as server:
+        heard = list[Answer]()
+        work = threading.Thread(target=lambda: heard.append(form(server, {}, SOUND.read_bytes())))
+        work.start()
+        server.wait_until("texts_running", 1)
+        assert server.terminate(30) == 0
+        work.join()
+        assert (heard[0].status, heard[0].error["code"]) == (503, "draining")
+        assert "Traceback" not in server.log.read_text()
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -38,8 +38,9 @@ class Service:
 
     def __init__(self, load: Callable[[], Model], limits: Limits, on_failure: OnFailure):
         self.limits, self.metrics, self.places = limits, Metrics(), Places(limits.places)
-        self.draining = False
+        self.draining = self._over = False
         self.texts = set[Texts]()
+        self._others = set[Exchange]()  # that wait for work of another kind
         self.created = int(time.time())
         self._load, self._on_failure = load, on_failure
         self._model: Model | None = None
@@ -69,9 +70,7 @@ class Service:
         """The model. Refusal 503: the state is not "ok"."""
         state = self.state
         if self._model is None or state != "ok":
-            words = {"loading": "the model is being loaded", "draining": "the server is about to end",
-                     "stuck": "a step of the model does not end"}  # fmt: skip
-            raise Refusal(503, words[state], state, retry_after=5)
+            raise _refused(state)
         return self._model
 
     async def start(self) -> None:
@@ -115,24 +114,36 @@ class Service:
         """Wait for work that sets the exchange's news when it begins and when it is done.
 
         Raises:
-            Refusal: 503, it has not begun within queue_timeout, or is not done within request_timeout. ClientGone.
+            Refusal: 503, it has not begun within queue_timeout, or is not done within request_timeout, or drain_timeout
+                of a server that ends. ClientGone.
         """
         called, limits = time.perf_counter(), self.limits
-        while not is_done():
-            begun = has_begun()
-            most = limits.request_timeout if begun else limits.queue_timeout
-            if not await exchange.wait(called + most - time.perf_counter()) and time.perf_counter() >= called + most:
-                self.metrics.cancelled.labels("timeout" if begun else "queue").inc()
-                raise timed_out(most, "request_timeout" if begun else "queue_timeout")
+        self._others.add(exchange)
+        try:
+            while not is_done():
+                if self._over:
+                    raise _refused("draining")
+                begun = has_begun()
+                most = limits.request_timeout if begun else limits.queue_timeout
+                left = called + most - time.perf_counter()
+                if not await exchange.wait(left) and time.perf_counter() >= called + most:
+                    self.metrics.cancelled.labels("timeout" if begun else "queue").inc()
+                    raise timed_out(most, "request_timeout" if begun else "queue_timeout")
+        finally:
+            self._others.remove(exchange)
 
     async def drain(self) -> None:
-        """Refuse new requests, and return when the running ones have ended; after drain_timeout texts are cut off."""
+        """Refuse new requests, and return when the running ones have ended; after drain_timeout texts are cut off, and
+        other work, which has no parts, is refused."""
         self.draining = True
         end = time.monotonic() + self.limits.drain_timeout
         while self.places.texts and time.monotonic() < end:
             await asyncio.sleep(0.02)
+        self._over = True
         for one in self.texts:
             one.end_early(self.thread)
+        for waiting in self._others:
+            waiting.news.set()
         while self.places.texts and time.monotonic() < end + self.limits.send_timeout:
             await asyncio.sleep(0.02)
 
@@ -211,3 +222,10 @@ class Service:
                 rate = (self.places.computed - computed) / (self.thread.seconds - seconds)
                 self.places.rate += (rate - self.places.rate) * (_NEWEST if self.places.rate else 1.0)
             computed, seconds = self.places.computed, self.thread.seconds
+
+
+def _refused(state: str) -> Refusal:
+    """503 in a state other than "ok"."""
+    words = {"loading": "the model is being loaded", "draining": "the server is about to end",
+             "stuck": "a step of the model does not end"}  # fmt: skip
+    return Refusal(503, words[state], state, retry_after=5)
