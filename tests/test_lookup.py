@@ -162,6 +162,19 @@ def test_up_to_the_end_of_the_context():
         assert guessed.finish_reason == "context" and guessed.tokens == model.generate(STORY, **options).tokens
 
 
+@pytest.mark.parametrize("on_overflow", ["error", "shift"])
+def test_guesses_take_no_room_of_tokens_that_a_grammar_forces(on_overflow):
+    """Which fill the context in one step, with guesses of that step behind the text."""
+    pytest.importorskip("llguidance")
+    forced = "[.] One bakery" + " had a big horse and a red boat and a long rope and a warm coat" * 4 + "[a-z .]{20,99}"
+    options = {"max_tokens": 120, "temperature": 0, "regex": f"Tom was (sad|glad){forced}", "on_overflow": on_overflow}
+    with slimrt.Model(MODELS / "tale-llama.gguf", n_ctx=112, cache_type="f32") as model:
+        plain = model.generate("Tom was sad. " * 10, **options)
+        run, guessed = made(model, "Tom was sad. " * 10, **options)
+    assert run.drafted > 0 and (plain.shifted > 0 if on_overflow == "shift" else plain.truncated)
+    assert (guessed.tokens, guessed.shifted) == (plain.tokens, plain.shifted)
+
+
 def test_answers_to_one_prompt_look_up_each_its_own(model):
     options = {"n": 3, "max_tokens": 60, "temperature": 0.7, "seed": 3, "ignore_eos": True}
     plain, guessed = (model.generate(STORY * 3, lookup=lookup, **options) for lookup in (False, True))

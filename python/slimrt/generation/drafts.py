@@ -100,6 +100,12 @@ class DraftedRun(Run):
             self._drop()
         self._pending = self._pending[n:]
 
+    def _shift(self) -> bool:
+        """Drafts go first: they are no part of the text, and may be all that does not fit beside forced tokens."""
+        assert self.session is not None
+        self._drop()
+        return self.session.length + len(self._pending) <= self.runtime.n_ctx or super()._shift()
+
     def _learn(self, right: bool) -> None:
         self.accepted += right
         if self._odds is not None:
