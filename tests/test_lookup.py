@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import slimrt
 from slimrt.cli.generate import timings_line
 from slimrt.errors import UnsupportedError
+from slimrt.generation.answers import Answer, Root
 from slimrt.generation.drafts import DraftedRun
 from slimrt.generation.lookup import Lookup
 from slimrt.generation.loop import loop_of
@@ -173,6 +176,19 @@ def test_guesses_take_no_room_of_tokens_that_a_grammar_forces(on_overflow):
         run, guessed = made(model, "Tom was sad. " * 10, **options)
     assert run.drafted > 0 and (plain.shifted > 0 if on_overflow == "shift" else plain.truncated)
     assert (guessed.tokens, guessed.shifted) == (plain.tokens, plain.shifted)
+
+
+def test_texts_that_wait_or_are_done_keep_no_table(model):
+    """A table of n-grams takes forty times the memory of the ids, and a request may ask for 256 answers."""
+    ids = list(np.random.default_rng(0).integers(300, 1600, 400))
+    root, options = Root(ids), Options(lookup=True, max_tokens=3, temperature=0, ignore_eos=True)
+    tracemalloc.start()
+    runs = [Answer(model._runtime, root, i, options, 0, 0.0) for i in range(100)]
+    waiting = tracemalloc.get_traced_memory()[0]
+    loop_of(model._runtime).run([(1, run.task()) for run in runs])
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert max(waiting, taken) < 2_000_000 and all(len(run.tokens) == 3 for run in runs)
 
 
 def test_answers_to_one_prompt_look_up_each_its_own(model):

@@ -28,9 +28,7 @@ class DraftedRun(Run):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self._lookup = Lookup() if self.options.lookup else None
-        if self._lookup is not None:
-            self._lookup.extend(self.prompt)
+        self._lookup: Lookup | None = None
         self._drafter: Drafter | None = None
         self._n_learned = 0  # tokens of the text that the lookup has seen
         self._odds: Odds | None = None  # accept statistics of the draft model, if the current drafts are its
@@ -59,7 +57,7 @@ class DraftedRun(Run):
         most = min(FEW - len(pending), room)
         if not self.tokens or not self._may_guess or most <= 0:
             return []
-        if self._lookup is not None and (guesses := self._looked_up(self._lookup, most)):
+        if self.options.lookup and (guesses := self._looked_up(most)):
             self._odds = None
             return guesses
         if (draft := self.runtime.draft) is None:
@@ -70,8 +68,11 @@ class DraftedRun(Run):
         found: list[int] = yield Guess(self.session, [*self.session.tokens, *pending], self._drafter, most)
         return found
 
-    def _looked_up(self, lookup: Lookup, most: int) -> list[int]:
+    def _looked_up(self, most: int) -> list[int]:
         """Drafts from the text itself: as many as pay if every text of the step drafts as many."""
+        if (lookup := self._lookup) is None:  # of texts under way alone: tables are large
+            lookup = self._lookup = Lookup()
+            lookup.extend(self.prompt)
         lookup.learn(self.tokens[self._n_learned :])
         self._n_learned = len(self.tokens)
         guesses = lookup.guess(most)
@@ -124,4 +125,5 @@ class DraftedRun(Run):
             self._drop()
         if self._drafter is not None:
             self._drafter.close()
+        self._lookup = None
         super()._end()
