@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -352,6 +353,34 @@ class TestRefusals:
         assert server.ask("/detokenize", {"tokens": [-1]}).status == 400
 
 
+PAGE = """
+const elements = {}, sent = [];
+const element = () => ({ textContent: "", value: "", append() {}, scrollIntoView() {} });
+globalThis.document = { getElementById: id => elements[id] ??= element(), createElement: element };
+const first = `data: {"choices": [{"delta": {"content": "The sea is"}}]}\\n\\n`;
+globalThis.fetch = async (path, { body, signal } = {}) => {
+  if (path === "/props") return { json: async () => ({ error: { message: "" } }) };
+  sent.push(JSON.parse(body).messages);
+  const stream = new ReadableStream({ start(to) {
+    to.enqueue(new TextEncoder().encode(first));
+    signal.addEventListener("abort", () => to.error(signal.reason));
+  } });
+  return { ok: true, body: stream };
+};
+SCRIPT
+const type = text => { elements.text.value = text; return elements.ask.onsubmit({ preventDefault() {} }); };
+(async () => {
+  for (const text of ["Tell me of the sea", "Shorter"]) {
+    const asked = type(text);
+    await new Promise(done => setTimeout(done, 200));
+    elements.stop.onclick();
+    await asked;
+  }
+  console.log(JSON.stringify(sent));
+})();
+"""
+
+
 class TestPage:
     def test_runs_what_is_its_own_alone(self, server: Served) -> None:
         answer = server.ask("/")
@@ -369,3 +398,15 @@ class TestPage:
         words += ["--no-sandbox"] if os.getuid() == 0 else []
         shown = subprocess.run([*words, "--dump-dom", server.url], capture_output=True, text=True, timeout=60)
         assert "tale-chat.gguf (llama), context 1024 x 3, cache kv f16" in shown.stdout, shown.stderr
+
+    @pytest.mark.skipif(shutil.which("node") is None, reason="node runs the page's script")
+    def test_an_answer_stopped_on_the_page_is_part_of_the_conversation(self, server: Served) -> None:
+        script = re.search("<script>(.*?)</script>", server.ask("/").body.decode(), re.DOTALL)
+        assert script is not None
+        run = subprocess.run(
+            ["node", "-e", PAGE.replace("SCRIPT", script[1])], capture_output=True, text=True, timeout=60
+        )
+        assert run.returncode == 0, run.stderr
+        asked = {"role": "user", "content": "Tell me of the sea"}
+        said = {"role": "assistant", "content": "The sea is"}
+        assert json.loads(run.stdout) == [[asked], [asked, said, {"role": "user", "content": "Shorter"}]]
