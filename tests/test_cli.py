@@ -18,7 +18,9 @@ import pytest
 
 import slimrt
 from conftest import GOLDEN, PROMPT, third_party
+from slimrt.generation.stream import Stream
 from slimrt.modelfile.gguf import Tensor, read_gguf, write_gguf
+from slimrt.runtime.session import read_header
 from tiny_model import write_tiny
 
 pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]  # Python most of the time
@@ -133,6 +135,28 @@ def test_ctrl_c_keeps_what_was_printed(tiny):
     assert process.returncode == 130
     assert (shown + out).startswith(PROMPT.encode()) and out.endswith(b"\n")
     assert b"Traceback" not in err
+
+
+def test_ctrl_c_saves_the_session(tiny, tmp_path):
+    flags = ("-n", -1, "--temp", 0, "--ignore-eos", "-c", 200000, "--save-session", tmp_path / "s")
+    process = command("generate", tiny, "-p", PROMPT, *flags)
+    process.stdout.read(len(PROMPT) + 1)
+    process.send_signal(signal.SIGINT)
+    assert b"Traceback" not in process.communicate(timeout=60)[1] and process.returncode == 130
+    saved = read_header(tmp_path / "s")["tokens"]
+    with slimrt.Model(tiny, n_ctx=200000) as model:
+        ids = model.tokenize(PROMPT)
+        options = {"max_tokens": len(saved) - len(ids), "temperature": 0, "ignore_eos": True}
+        assert saved == [*ids, *model.generate(ids, **options).tokens] and len(saved) > len(ids)
+
+
+def test_ctrl_c_before_the_text_names_the_session_that_is_not_saved(run, tiny, tmp_path, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stream, "__next__", interrupted)
+    code, _, err = run("generate", tiny, "-p", PROMPT, "--save-session", tmp_path / "s")
+    assert code == 130 and f"{tmp_path / 's'} is not written" in err and not (tmp_path / "s").exists()
 
 
 def test_a_reader_that_goes_away(tiny):

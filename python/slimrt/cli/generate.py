@@ -46,7 +46,8 @@ def add_flags(flags: Flags) -> None:
     flags.add("--lookup", action="store_true", help="prompt lookup decoding: draft tokens from what the text repeats, "
               "where that is faster")  # fmt: skip
     flags.draft()
-    flags.add("--save-session", twin=False, metavar="FILE", help="save the context in a file afterwards")
+    flags.add("--save-session", twin=False, metavar="FILE", help="save the context in a file afterwards, "
+              "after Ctrl-C too")  # fmt: skip
     flags.add("--force", twin=False, action="store_true", help="--save-session may replace a file that is no session")
     flags.add("--load-session", twin=False, metavar="FILE", help="continue a saved context; the prompt is appended")
     flags.sampling(beams="beam search with so many beams; 1: none (default: %(default)s)")
@@ -81,8 +82,11 @@ def run(args: argparse.Namespace) -> int:
         stream = model.stream(ids, session=session, **options)
         code = _print(args, prompt, stream)
         result = stream.result
-        if session is not None and args.save_session and code == 0:
-            _save(session, [*ids, *result.tokens], result.shifted, args.save_session)
+        if session is not None and args.save_session:
+            if code == 0 or session.length >= len(ids):
+                _save(session, [*ids, *result.tokens], result.shifted, args.save_session)
+            else:
+                note(args, f"slimrt: {args.save_session} is not written: Ctrl-C came before the text was computed")
     _notes(args, source, model.n_ctx, [result])
     return code
 
