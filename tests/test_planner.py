@@ -262,6 +262,13 @@ CORNERS = {
         {"n_ctx": 300, "n_batch": 20, "n_seqs": 3, "cache_type_k": "q2@0.5+q4*0.1"},
         [[200], [9, 17, 1], [31]],
     ),
+    "few tokens of a sequence, more of all": (
+        ("llama", 2, 128, 2),
+        "k",
+        {"n_ctx": 31, "n_seqs": 3},
+        [[4, 4, 4], [27, 27, 27]],
+    ),
+    "nothing is old": (("qwen3", 3, 128, 1), "kivi", {"n_ctx": 64, "cache_type_k": "q4"}, [[32], [32]]),
     "modes": (("gpt2", 2, 64, 1), ["x", "kv"], {"n_ctx": 64, "n_seqs": 7, "n_batch": 33, "n_threads": 8}, []),
 }
 

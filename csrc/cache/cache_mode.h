@@ -295,9 +295,10 @@ class CacheMode {
     /// Cross-attention: K [n, kv_width] of stored rows [n, width] of the first plane.
     virtual Tensor keys(Backend&, const Prepared&, Scratch&, Tensor rows) const { return rows; }
 
-    /// The steps that need the most scratch, where one sequence has at most `longest` tokens of a step: many
-    /// queries over a full context, many over an empty one, few over a full one.
-    virtual std::vector<Extreme> extremes(const AttnConfig& config, int64_t longest, int64_t n_ctx) const;
+    /// The steps that need the most scratch, where one sequence has at most `longest` of a step's `tokens`:
+    /// many queries over a full context, many over an empty one, few, of any sequences, over a full one.
+    virtual std::vector<Extreme> extremes(const AttnConfig& config, int64_t tokens, int64_t longest,
+                                          int64_t n_ctx) const;
 };
 
 /// CacheMode::refusal(), and what holds for all modes (MLA, clamped or normed K and V, sinks).

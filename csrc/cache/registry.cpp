@@ -74,8 +74,9 @@ const CacheMode& require_cache_mode(const std::string& name, const AttnConfig& c
          ". Modes that work here: ", names_of(legal));
 }
 
-std::vector<Extreme> CacheMode::extremes(const AttnConfig& c, int64_t longest, int64_t n_ctx) const {
-    return {{longest, n_ctx - 1}, {longest, 0}, {std::min<int64_t>(c.head_dim, longest), n_ctx - 1}};
+std::vector<Extreme> CacheMode::extremes(const AttnConfig& c, int64_t tokens, int64_t longest,
+                                         int64_t n_ctx) const {
+    return {{longest, n_ctx - 1}, {longest, 0}, {std::min<int64_t>(c.head_dim, tokens), n_ctx - 1}};
 }
 
 Written Written::rows_of(int64_t first, int64_t n) const {

@@ -55,7 +55,7 @@ std::vector<size_t> measure_scratch(Decoder& decoder) {
     std::set<std::array<int64_t, 3>> extremes;
     for (const std::vector<LayerChoice>* choices : {&decoder.layers(), &decoder.cross()})
         for (const LayerChoice& choice : *choices)
-            for (const Extreme& extreme : choice.mode->extremes(choice.config, longest, o.n_ctx))
+            for (const Extreme& extreme : choice.mode->extremes(choice.config, tokens, longest, o.n_ctx))
                 extremes.insert({tokens, extreme.n, extreme.cached});
     if (const int64_t n = decoder.step_limits().longest; n > o.n_batch) extremes.insert({n, n, o.n_ctx - 1});
     std::vector<Scratch> scratches(decoder.parts().size());
@@ -69,9 +69,11 @@ std::vector<size_t> measure_scratch(Decoder& decoder) {
             const int64_t begin = decoder.cache().begin(int(g), cached);
             const AttentionSequence all{
                 .n_queries = int(n), .position = cached, .begin = begin, .end = cached};
+            AttentionSequence old = all;  // as Step::add_sequence() has older rows
+            old.fresh = old.causal = false;
             step.groups[g] = {step.tokens, {all}, {}};
             for (const Region& region : decoder.cache().regions_of(empty, int(g)))
-                step.groups[g].older.push_back({region.c, region.origin, {all}});
+                step.groups[g].older.push_back({region.c, region.origin, {old}});
             step.groups[g].older.pop_back();
         }
         if (decoder.encoder()) step.add_encoder_states(o.n_source, nullptr);
