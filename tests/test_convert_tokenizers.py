@@ -16,7 +16,7 @@ from reference_files import hf_tensors
 from slimrt.converter.convert import convert
 from slimrt.errors import UnsupportedError
 from slimrt.folding.calibrate import DEFAULT_TEXT
-from slimrt.modelfile.gguf import read_gguf
+from slimrt.modelfile.gguf import ModelData, read_gguf, string, write_gguf
 from slimrt.modelfile.hf.directory import read_hf
 from slimrt.modelfile.hf.vocabulary import vocabulary_fields
 from slimrt.tokenizer import pretokenizers
@@ -155,6 +155,43 @@ def test_gemma_tokenizer(tmp_path):
     for tokenizer in (slimrt.Tokenizer(directory), slimrt.Tokenizer.from_gguf_fields(values)):
         assert tokenizer.encode(text) == ids
         assert tokenizer.decode(ids, skip_special_tokens=True) == made.decode(ids) == text
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
+@pytest.mark.parametrize("make", [lambda: byte_level("qwen2"), sentencepiece_like], ids=["bytes", "sentencepiece"])
+def test_how_added_tokens_are_found(make, flag, tmp_path):
+    """What is around them belongs to them, or they are no part of a word, or they are looked for in normalised text."""
+    made = make()
+    marks = [tokenizers.AddedToken(text, **{"normalized": False, flag: True}) for text in ("<|a|>", "caf\u00e9>", "  ")]
+    made.add_special_tokens(marks[:1])
+    made.add_tokens(marks[1:])
+    directory = with_tokenizer(tmp_path, made, made.get_vocab_size())
+    convert(directory, tmp_path / "out.gguf")
+    got = slimrt.Tokenizer(tmp_path / "out.gguf")
+    for text in (
+        "in \n<|a|>\n the<|a|>the <|a|>",
+        "  the   the",
+        "cafe\u0301> caf\u00e9>  xcaf\u00e9>x <|a|>",
+        "<|a|>",
+    ):
+        assert got.encode(text) == made.encode(text).ids, repr(text)
+
+
+@pytest.mark.parametrize("arch", ["phi3", "phimoe", "llama"])
+@pytest.mark.parametrize("rstrip", [True, False])
+def test_phi_3_strips_after_special_tokens_where_files_do_not_say_it(arch, rstrip, tmp_path):
+    made = sentencepiece_like()
+    mark = [tokenizers.AddedToken(text, normalized=False, rstrip=rstrip) for text in ("<|user|>", "<|end|>")]
+    made.add_special_tokens([*mark, "<|endoftext|>"])
+    text = "<|user|>\nthe<|end|>\n the<|endoftext|>\n"
+    fields, _ = vocabulary_fields(with_tokenizer(tmp_path, made, made.get_vocab_size()), arch, made.get_vocab_size())
+    write_gguf(
+        tmp_path / "v.gguf", ModelData({"general.architecture": string(arch), **fields}, {}), show_progress=False
+    )
+    assert slimrt.Tokenizer(tmp_path / "v.gguf").encode(text) == made.encode(text).ids
+    values = {key: value.value for key, value in fields.items() if "slimrt" not in key}
+    plain = slimrt.Tokenizer.from_gguf_fields({"general.architecture": arch, **values})
+    assert (plain.encode(text) == made.encode(text).ids) == (rstrip == (arch != "llama"))
 
 
 def test_unknown_pre_tokenizer_is_not_guessed(tmp_path):

@@ -20,6 +20,10 @@ from slimrt.tokenizer.vocabulary import SPACE, Vocabulary, end_of_generation
 METASPACE = "tokenizer.slimrt.metaspace"
 """A field of slimrt's own: where the original tokenizer.json prepends a space: to the "first" word of a text, or
 "always", that is after control tokens too. Plain GGUF readers, which do not know it, always prepend one."""
+ADDED, ADDED_FLAGS = "tokenizer.slimrt.added", "tokenizer.slimrt.added_flags"
+"""Fields of slimrt's own: ids of the tokens that the original tokenizer.json finds in a text before its model splits
+it, and how it finds each: bits, by their places in FLAGS. GGUF itself cannot say that."""
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 _MODELS = ("llama", "gpt2", "t5", "gemma4", embedded.MODEL)
 
 
@@ -100,9 +104,9 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
     by_type = {kind: [id for id, value in enumerate(types) if value == kind] for kind in Type}
     control = frozenset(by_type[Type.CONTROL])
     spelled = by_type[Type.UNKNOWN] + (by_type[Type.USER_DEFINED] if model == "gpt2" else [])
-    rstrip = _strips_after_special(fields, model)
-    aliases = _add_special(backend, tokens, sorted(control) + by_type[Type.UNKNOWN], rstrip, special=True)
-    aliases |= _add_special(backend, tokens, by_type[Type.USER_DEFINED], rstrip, special=False)
+    flags = _flags(fields, tokens)
+    aliases = _add_special(backend, tokens, sorted(control) + by_type[Type.UNKNOWN], flags, special=True)
+    aliases |= _add_special(backend, tokens, by_type[Type.USER_DEFINED], flags, special=False)
     default_bos = pre.add_bos if pre else model in ("llama", "gemma4")
     return Vocabulary(
         backend=backend,
@@ -147,18 +151,31 @@ def _around(
     return (special_ids[name],) if wanted else ()
 
 
-def _strips_after_special(fields: Mapping[str, Any], model: str) -> frozenset[str] | None:
-    """The special tokens that keep the white space after them, if the others strip it; None if none does.
+def strips_unsaid(arch: str, model: str) -> bool:
+    """Whether special tokens strip the white space after them where the file does not say it: those of Phi-3 and
+    Phi-3.5-MoE, in whose tokenizer.json most do."""
+    return arch in ("phi3", "phimoe") and model == "llama"
 
-    Phi-3's tokenizer.json has this flag (rstrip) on its special tokens, but a GGUF cannot store it.
-    """
-    if fields.get("general.architecture") == "phi3" and model == "llama":
-        return frozenset(("<unk>", "<s>", "<|endoftext|>"))
-    return None
+
+def _flags(fields: Mapping[str, Any], tokens: list[str]) -> dict[str, frozenset[int]]:
+    """FLAGS -> the tokens that have them."""
+    own = Fields(fields, "tokenizer.slimrt")
+    ids = own.ids("added", len(tokens))
+    of_each = list(zip(ids, own.numbers("added_flags", len(ids)), strict=True))
+    flags = {name: frozenset(id for id, bits in of_each if int(bits) >> at & 1) for at, name in enumerate(FLAGS)}
+    arch, model = fields.get("general.architecture", ""), fields.get("tokenizer.ggml.model", "")
+    if not ids and strips_unsaid(arch, model):
+        keep = ("<unk>", "<s>", "<|endoftext|>")
+        flags["rstrip"] = frozenset(id for id, text in enumerate(tokens) if text not in keep)
+    return flags
 
 
 def _add_special(
-    backend: tokenizers.Tokenizer, tokens: list[str], ids: list[int], rstrip: frozenset[str] | None, special: bool
+    backend: tokenizers.Tokenizer,
+    tokens: list[str],
+    ids: list[int],
+    flags: Mapping[str, frozenset[int]],
+    special: bool,
 ) -> dict[int, int]:
     """Register tokens to be matched whole in a text, before the model splits it.
 
@@ -168,8 +185,8 @@ def _add_special(
     added = {tokens[id]: id for id in reversed(ids) if tokens[id]}
     backend.add_tokens(
         [
-            AddedToken(text, special=special, normalized=False, rstrip=rstrip is not None and text not in rstrip)
-            for text in added
+            AddedToken(text, special=special, **{name: id in those for name, those in flags.items()})
+            for text, id in added.items()
         ]
     )
     found = {backend.token_to_id(text): id for text, id in added.items()}

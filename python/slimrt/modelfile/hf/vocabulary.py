@@ -121,6 +121,7 @@ def _fields(
     named = {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
     if "scores" in kind and not unigram and (scheme := _metaspace(vocabulary)):
         named[gguf.METASPACE] = string(scheme)
+    named |= _flags(vocabulary, n_vocab, gguf.strips_unsaid(arch, kind["model"].value))
     if tokenizer.chat_template:
         named["tokenizer.chat_template"] = string(tokenizer.chat_template)
     for name, template in tokenizer.chat_templates.items():
@@ -147,6 +148,16 @@ def _tokens(vocabulary: Vocabulary, unknown: int | None, n_vocab: int, whisper: 
         tokens.append(f"[PAD{id}]" if text is None else text)
         types.append(kind)
     return tokens, types
+
+
+def _flags(vocabulary: Vocabulary, n_vocab: int, strips_unsaid: bool) -> dict[str, GGUFValue]:
+    """How tokenizer.json finds added tokens in a text, where that is not usual, or not what readers take for usual."""
+    added = [(id, one) for id, one in vocabulary.backend.get_added_tokens_decoder().items() if id < n_vocab]
+    bits = [sum(getattr(one, flag) << at for at, flag in enumerate(gguf.FLAGS)) for _, one in added]
+    if not any(bits) and not (strips_unsaid and added):
+        return {}
+    of_each = {gguf.ADDED: [id for id, _ in added], gguf.ADDED_FLAGS: bits}
+    return {key: array(values, GGUFValueType.INT32) for key, values in of_each.items()}
 
 
 def _is_byte(text: str) -> bool:
