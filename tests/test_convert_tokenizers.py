@@ -157,6 +157,19 @@ def test_gemma_tokenizer(tmp_path):
         assert tokenizer.decode(ids, skip_special_tokens=True) == made.decode(ids) == text
 
 
+def test_all_ids_that_end_a_text(tmp_path):
+    """GGUF has two beside EOS; of those without a row none is written."""
+    made = byte_level("gpt-2")
+    made.add_special_tokens([f"<|{name}|>" for name in ("a", "b", "c", "d", "im_end")])
+    directory = with_tokenizer(tmp_path, made, made.get_vocab_size() - 1)
+    first = made.token_to_id("<|a|>")
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, *range(first, first + 4)]}))
+    convert(directory, tmp_path / "out.gguf")
+    assert slimrt.Tokenizer(tmp_path / "out.gguf").eog_ids == {1, *range(first, first + 4)}
+    convert(tmp_path / "out.gguf", tmp_path / "again.gguf", outtype="f16")
+    assert slimrt.Tokenizer(tmp_path / "again.gguf").eog_ids == {1, *range(first, first + 4)}
+
+
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
 @pytest.mark.parametrize("make", [lambda: byte_level("qwen2"), sentencepiece_like], ids=["bytes", "sentencepiece"])
 def test_how_added_tokens_are_found(make, flag, tmp_path):

@@ -1,8 +1,9 @@
 """The tokenizer of a GGUF that holds it as a tokenizer.json: what encoder-decoders have is none of ggml's vocabularies.
 
 Fields of slimrt's own: tokenizer.huggingface.json, the JSON of the library `tokenizers`; tokenizer.slimrt.prefix and
-suffix, ids before and after a text; tokenizer.slimrt.language_token (Vocabulary.language_token); and, where the ids of
-the JSON are not those of the model, tokenizer.slimrt.aliases: for each of them the id that it stands for.
+suffix, ids before and after a text; tokenizer.slimrt.ends, ids that end a text beside eos, eot and eom;
+tokenizer.slimrt.language_token (Vocabulary.language_token); and, where the ids of the JSON are not those of the model,
+tokenizer.slimrt.aliases: for each of them the id that it stands for.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
         special_ids=special_ids,
         eog_ids=end_of_generation(
             {token.content: ids[token.content] for token in added},
-            [special_ids.get("eos"), ggml.id("eot", len(tokens)), ggml.id("eom", len(tokens))],
+            [special_ids.get("eos"), *ggml.further_ends(len(tokens)), *own.ids("ends", len(tokens))],
         ),
         chat_template=ggml.chat_template(),
         chat_templates=ggml.chat_templates(),

@@ -58,6 +58,10 @@ class Fields:
         found = {name: self.id(field, n_tokens) for name, field in named.items()}
         return {name: id for name, id in found.items() if id is not None}
 
+    def further_ends(self, n_tokens: int) -> list[int | None]:
+        """The declared ids that end a text or a message, beside EOS."""
+        return [self.id(name, n_tokens) for name in ("eot", "eom")]
+
     def ids(self, name: str, n_tokens: int) -> list[int]:
         """A list of token ids; empty if there is none."""
         value = self._get(name, (np.ndarray, Sequence))

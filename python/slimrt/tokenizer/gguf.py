@@ -68,7 +68,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
         ModelFormatError: a field is missing, of the wrong kind or contradicts another.
         UnsupportedError: an unknown tokenizer model or pre-tokenizer.
     """
-    ggml = Fields(fields)
+    ggml, own = Fields(fields), Fields(fields, "tokenizer.slimrt")
     model = ggml.text("model")
     if model not in _MODELS:
         what = "no tokenizer" if model in (None, "no_vocab") else f"the unknown tokenizer {model!r}"
@@ -104,7 +104,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
     by_type = {kind: [id for id, value in enumerate(types) if value == kind] for kind in Type}
     control = frozenset(by_type[Type.CONTROL])
     spelled = by_type[Type.UNKNOWN] + (by_type[Type.USER_DEFINED] if model == "gpt2" else [])
-    flags = _flags(fields, tokens)
+    flags = _flags(own, fields, tokens)
     aliases = _add_special(backend, tokens, sorted(control) + by_type[Type.UNKNOWN], flags, special=True)
     aliases |= _add_special(backend, tokens, by_type[Type.USER_DEFINED], flags, special=False)
     default_bos = pre.add_bos if pre else model in ("llama", "gemma4")
@@ -120,7 +120,7 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
         special_ids=special_ids,
         eog_ids=end_of_generation(
             {tokens[id]: id for id in control.union(by_type[Type.USER_DEFINED])},
-            [special_ids.get("eos"), ggml.id("eot", len(tokens)), ggml.id("eom", len(tokens))],
+            [special_ids.get("eos"), *ggml.further_ends(len(tokens)), *own.ids("ends", len(tokens))],
         ),
         chat_template=ggml.chat_template(),
         aliases=aliases,
@@ -157,9 +157,8 @@ def strips_unsaid(arch: str, model: str) -> bool:
     return arch in ("phi3", "phimoe") and model == "llama"
 
 
-def _flags(fields: Mapping[str, Any], tokens: list[str]) -> dict[str, frozenset[int]]:
+def _flags(own: Fields, fields: Mapping[str, Any], tokens: list[str]) -> dict[str, frozenset[int]]:
     """FLAGS -> the tokens that have them."""
-    own = Fields(fields, "tokenizer.slimrt")
     ids = own.ids("added", len(tokens))
     of_each = list(zip(ids, own.numbers("added_flags", len(ids)), strict=True))
     flags = {name: frozenset(id for id, bits in of_each if int(bits) >> at & 1) for at, name in enumerate(FLAGS)}

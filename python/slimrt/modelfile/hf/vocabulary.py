@@ -72,8 +72,7 @@ def vocabulary_fields(directory: Path, arch: str, n_vocab: int) -> tuple[dict[st
         if arch != "t5" or made.encode(_PROBE.rstrip()) != tokenizer.encode(_PROBE.rstrip()):
             raise UnsupportedError(f"{directory / 'tokenizer.json'}: GGUF cannot express how it splits text")
         warnings.append("spaces at the end of a text are dropped, as SentencePiece does; tokenizer.json keeps one")
-    ends = sorted(tokenizer.eog_ids - made.eog_ids)
-    fields |= {f"tokenizer.ggml.{name}_token_id": uint32(id) for name, id in zip(("eot", "eom"), ends, strict=False)}
+    fields |= vocabulary_seq2seq.further_ends(tokenizer.eog_ids - made.eog_ids, n_vocab)
     fields["tokenizer.huggingface.json"] = string(json.dumps(state, ensure_ascii=False, separators=(",", ":")))
     return fields, warnings
 

@@ -8,7 +8,7 @@ one of ggml's vocabularies, of which few could express it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,14 +62,13 @@ def embedded_fields(vocabulary: Vocabulary, state: Mapping[str, Any], n_vocab: i
     tokens, types = _tokens(vocabulary, n_vocab)
     special = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     ids = {special[name]: id for name, id in vocabulary.special_ids.items()}
-    others = sorted(vocabulary.eog_ids - {vocabulary.special_ids.get("eos")})
-    ids |= dict(zip(("eot", "eom"), others, strict=False))
     fields = {
         "tokenizer.ggml.model": string(embedded.MODEL),
         "tokenizer.huggingface.json": string(json.dumps(state, ensure_ascii=False, separators=(",", ":"))),
         "tokenizer.ggml.tokens": array(tokens, GGUFValueType.STRING),
         "tokenizer.ggml.token_type": array(types, GGUFValueType.INT32),
         **{f"tokenizer.ggml.{name}_token_id": uint32(id) for name, id in ids.items() if id < n_vocab},
+        **further_ends(vocabulary.eog_ids - {vocabulary.special_ids.get("eos")}, n_vocab),
     }
     lists = {"prefix": vocabulary.prefix, "suffix": vocabulary.suffix, "aliases": vocabulary.aliases.values()}
     fields |= {f"tokenizer.slimrt.{name}": array([*one], GGUFValueType.INT32) for name, one in lists.items() if one}
@@ -77,6 +76,13 @@ def embedded_fields(vocabulary: Vocabulary, state: Mapping[str, Any], n_vocab: i
         fields["tokenizer.slimrt.language_token"] = string(vocabulary.language_token)
     embedded.build({key: field.value for key, field in fields.items()})  # what cannot be read is not written
     return fields
+
+
+def further_ends(ids: Collection[int | None], n_vocab: int) -> _Fields:
+    """The fields of ids that end a text beside EOS: GGUF has room for two, slimrt for the others."""
+    ends = sorted(id for id in ids if id is not None and id < n_vocab)
+    fields = {f"tokenizer.ggml.{name}_token_id": uint32(id) for name, id in zip(("eot", "eom"), ends, strict=False)}
+    return fields | ({"tokenizer.slimrt.ends": array(ends[2:], GGUFValueType.INT32)} if ends[2:] else {})
 
 
 def _tokens(vocabulary: Vocabulary, n_vocab: int) -> tuple[list[str], list[int]]:
