@@ -455,6 +455,11 @@ REFUSED = {
         "without qk_norm",
     ),
     "quantised": ("llama_mha", {"quantization_config": {"quant_method": "awq"}}, "awq"),
+    "quantised by MLX": (
+        "llama_mha",
+        {"quantization": {"group_size": 64, "bits": 4}, "quantization_config": {"group_size": 64, "bits": 4}},
+        "weights quantised by 'mlx'; convert the unquantised model",
+    ),
 }
 
 

@@ -194,6 +194,8 @@ def test_configs_of_wrappers_that_are_refused(tmp_path):
         read_hf(change(made, text_config=text | {"model_type": "mamba"}))
     with pytest.raises(UnsupportedError, match="weights quantised by 'awq'"):
         read_hf(change(made, text_config=text, quantization_config={"quant_method": "awq"}))
+    with pytest.raises(UnsupportedError, match="weights quantised by 'mlx'"):
+        read_hf(change(made, quantization_config=None, quantization={"group_size": 64, "bits": 4}))
 
 
 def test_a_head_that_neither_config_ties_must_be_there(tmp_path):

@@ -154,6 +154,8 @@ class Config:
         runs_online = isinstance(method, dict) and method.get("quantization_mode") == "online"
         if method and not (self.family.ternary and runs_online):
             method = method.get("quant_method") if isinstance(method, dict) else method
+        if not method and self.get("quantization"):
+            method = "mlx"  # which has this key and names no method
         if method and not (self.family.ternary and runs_online) and method not in self.family.packed:
             raise UnsupportedError(f"{self.path}: weights quantised by {method!r}; convert the unquantised model")
         for key, allowed in self.family.only.items():

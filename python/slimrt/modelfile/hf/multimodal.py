@@ -133,8 +133,7 @@ def text_config(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     found.pop("tie_word_embeddings", None)  # neither says it: as the text model's type has it
     if ties := [one["tie_word_embeddings"] for one in (values, text) if one.get("tie_word_embeddings") is not None]:
         found["tie_word_embeddings"] = any(ties)
-    if "quantization_config" in values:
-        found["quantization_config"] = values["quantization_config"]
+    found |= {key: values[key] for key in ("quantization_config", "quantization") if key in values}
     rope = found.get("rope_scaling")
     if isinstance(rope, dict) and "mrope" in (rope.get("type"), rope.get("rope_type")):
         found["rope_scaling"] = None  # of a text all three of its positions are the same
