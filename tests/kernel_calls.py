@@ -46,11 +46,12 @@ def rows_together(n_heads: int) -> int:
 
 def weight_rounding(
     isa: str, p: np.ndarray, rows: np.ndarray, stored_heads: int = 1, dtype: str = "q8", together: int = 128
-) -> float:
+) -> np.ndarray:
     """How far p @ rows, whole q8 or q4 rows, may be off since weights times scales are rounded, each by up to half a
-    step: six standard deviations of such a sum, of so many rows together. p [rows], weights; rows [rows, width]."""
+    step: six standard deviations of such a sum, of so many rows together. p [..., rows], weights, any number of them at
+    once; rows [rows, width]."""
     if isa not in WEIGHT_LEVELS:
-        return 0.0
+        return np.zeros(p.shape[:-1])
     if dtype == "q4":  # scales of 32 columns; codes are about the ninth of sixteen
         heads = rows.reshape(len(rows), -1, 32)
         low = heads.min(axis=2, keepdims=True)
@@ -58,34 +59,34 @@ def weight_rounding(
     else:
         heads = rows.reshape(len(rows), stored_heads, -1)
     scale = np.maximum(np.abs(heads).max(axis=2), 1e-30)  # 127 times, or 8
-    error = np.zeros(heads.shape[1:])
+    error = np.zeros((*p.shape[:-1], *heads.shape[1:]))
     for first in range(0, len(rows), together):
         some = slice(first, first + together)
-        step = (p[some, None] * scale[some]).max(axis=0) / WEIGHT_LEVELS[isa]
-        error += step[:, None] * np.sqrt(((heads[some] / scale[some, :, None]) ** 2).sum(axis=0) / 12)
-    return 6 * float(error.max())
+        step = (p[..., some, None] * scale[some]).max(axis=-2) / WEIGHT_LEVELS[isa]
+        error += step[..., None] * np.sqrt(((heads[some] / scale[some, :, None]) ** 2).sum(axis=0) / 12)
+    return 6 * error.max(axis=(-2, -1))
 
 
 # Where rows of other types than q8 and f32 become integers of 16 bits, 128 at a time, when all heads read them.
 PAIRS = ("avx512", "avx2")
 
 
-def pair_rounding(isa: str, dtype: str, p: np.ndarray, rows: np.ndarray) -> float:
+def pair_rounding(isa: str, dtype: str, p: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """How far p @ rows may be off since weights and columns are rounded so that the sum of their squares is 65000^2 and
-    32700^2: six standard deviations. p [rows], weights; rows [rows, width]."""
+    32700^2: six standard deviations. p [..., rows], weights; rows [rows, width]."""
     if isa not in PAIRS or dtype in ("q8", "f32"):
-        return 0.0
-    error = np.zeros(rows.shape[1])
+        return np.zeros(p.shape[:-1])
+    error = np.zeros((*p.shape[:-1], rows.shape[1]))
     for first in range(0, len(rows), 128):
-        weights, some = p[first : first + 128], rows[first : first + 128]
-        squares = (some**2).sum(axis=0)
-        step = max(np.sqrt((weights**2).sum()) / 65000, weights.max() / 32767)
-        error += (step**2 + (weights**2).sum() / 32700**2) * squares / 12
-    return 6 * float(np.sqrt(error.max()))
+        weights, some = p[..., first : first + 128], rows[first : first + 128]
+        squares = (weights**2).sum(axis=-1)
+        step = np.maximum(np.sqrt(squares) / 65000, weights.max(axis=-1) / 32767)
+        error += (step**2 + squares / 32700**2)[..., None] * (some**2).sum(axis=0) / 12
+    return 6 * np.sqrt(error.max(axis=-1))
 
 
-def absorbed_rounding(isa: str, dtype: str, p: np.ndarray, rows: np.ndarray, stored_heads: int) -> float:
-    """How far p @ rows may be off where rows of this type, but q8, are absorbed. p [rows]; rows [rows, width]."""
+def absorbed_rounding(isa: str, dtype: str, p: np.ndarray, rows: np.ndarray, stored_heads: int) -> np.ndarray:
+    """How far p @ rows may be off where rows of this type, but q8, are absorbed. p [..., rows]; rows [rows, width]."""
     if dtype != "q8" and takes_codes(isa, dtype, rows.shape[1] // stored_heads):
         return weight_rounding(isa, p, rows, stored_heads, dtype)
     return pair_rounding(isa, dtype, p, rows)

@@ -12,6 +12,8 @@ from itertools import product
 import pytest
 from allpairspy import AllPairs
 
+from remembered import remembered
+
 with_nightly = True  # conftest.py says
 
 
@@ -19,11 +21,17 @@ def _name(value: object) -> str:
     return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+@remembered
+def _covering(*sizes: int) -> set[tuple[int, ...]]:
+    """Combinations of so many values each that have every pair of values."""
+    return {tuple(at) for at in AllPairs([list(range(size)) for size in sizes])}
+
+
 def pairwise(always: Callable[..., bool] = lambda **_: False, **parameters: Collection) -> pytest.MarkDecorator:
     """As pytest.mark.parametrize once for each parameter. Combinations beyond those of the covering are marked
     `nightly`, except where `always`, called with the values by name, says otherwise."""
     values = [[v if hasattr(v, "marks") else pytest.param(v) for v in known] for known in parameters.values()]
-    covering = {tuple(at) for at in AllPairs([list(range(len(known))) for known in values])}
+    covering = _covering(*map(len, values))
 
     def combination(at: tuple[int, ...]) -> list:
         chosen = [known[i] for known, i in zip(values, at, strict=True)]

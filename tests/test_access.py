@@ -18,7 +18,7 @@ from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf, write_gguf
 from slimrt.runtime import huge_pages
 from slimrt.runtime.huge_pages import HugePages
 from tiny_model import write_tiny
-from weight_formats import random_weight
+from weight_formats import random_bytes
 
 # Every hint, alone and with rows side by side; near, within a row, beyond several rows, and beyond the weights.
 ACCESSES = ["none", "none:0:several", "t1", "nta:1048576"] + [
@@ -45,7 +45,7 @@ def kinds_of(isa: str) -> list[str]:
 def test_products_have_the_same_bits_however_weights_are_accessed(kind, isa, monkeypatch):
     of_rows, k = kind.removesuffix("_r16"), TYPES[kind]
     rows = 53 if of_rows == kind else 48
-    raw, _ = random_weight(of_rows, rows, k, seed=1)
+    raw = random_bytes(of_rows, rows, k, seed=1)
     if of_rows != kind:
         _, raw = ops.interleave(of_rows, raw.reshape(-1), k)
     for tokens in (1, 3):

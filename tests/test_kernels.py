@@ -15,7 +15,18 @@ from conftest import DEVICES, ISAS, PRODUCT_ISAS, product_unit, rms
 from reference import ACTIVATIONS, Rope, layer_norm, rms_norm
 from reference_formats import rounded
 from slimrt._core import ops
-from weight_formats import HALVES, HELD, PLAIN, block_size, dequantised, ggml, half_bytes, narrowed, random_weight
+from weight_formats import (
+    HALVES,
+    HELD,
+    PLAIN,
+    block_size,
+    dequantised,
+    ggml,
+    half_bytes,
+    narrowed,
+    random_bytes,
+    random_weight,
+)
 
 EPS = 2.0**-24  # half a unit in the last place of float32
 
@@ -241,7 +252,7 @@ def test_linear_of_quantised_types(type_name, isa):
 def test_linear_of_extreme_rows(type_name, bits, isa):
     """Zero rows, the largest and smallest codes, one huge value among small ones: no overflow, no saturation."""
     k, rows = 2 * block_size(type_name), 19
-    raw, _ = random_weight(type_name, rows, k)
+    raw = random_bytes(type_name, rows, k)
     scales = np.isin(np.arange(raw.shape[1]) % (raw.shape[1] // 2), half_bytes(type_name))
     filled = {value: np.where(scales, raw, value).astype(np.uint8) for value in (0x00, 0x7F, 0x80, 0xFF)}
     weights = {value: dequantised(codes, type_name) for value, codes in filled.items()}
@@ -284,7 +295,7 @@ def test_linear_says_which_types_it_does_not_multiply(type_name):
 
 
 def says_it_does_not_multiply(type_name: str, isa: str) -> None:
-    raw, _ = random_weight(type_name, 2, 256)
+    raw = random_bytes(type_name, 2, 256)
     with pytest.raises(ValueError, match="native"):
         ops.linear(np.zeros((1, 256), np.float32), raw.reshape(-1), type_name, 2, None, isa, 1)
 
@@ -292,7 +303,7 @@ def says_it_does_not_multiply(type_name: str, isa: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("type_name", ["f32", "f16", "q8_0", "q4_k"])
 def test_linear_does_not_depend_on_threads(type_name, isa):
-    raw, _ = random_weight(type_name, 67, 256)
+    raw = random_bytes(type_name, 67, 256)
     x = np.random.default_rng(0).normal(size=(9, 256)).astype(np.float32)
     one, three = (ops.linear(x, raw.reshape(-1), type_name, 67, None, isa, n) for n in (1, 3))
     assert np.array_equal(one, three)
@@ -304,7 +315,7 @@ def test_linear_together_is_each_alone(tokens, isa):
     """Types that pack x alike, differently and not at all; more rows than threads share in one item."""
     x = np.random.default_rng(tokens).normal(size=(tokens, 256)).astype(np.float32)
     kinds = [("q4_k", 67), ("q6_k", 300), ("q4_k", 33), ("f16", 40), ("f32", 16), ("q8_0", 1), ("bf16", 5)]
-    weights = [(random_weight(t, rows, 256, seed=rows)[0].reshape(-1), t, rows) for t, rows in kinds]
+    weights = [(random_bytes(t, rows, 256, seed=rows).reshape(-1), t, rows) for t, rows in kinds]
     for threads in (1, 3):
         together = ops.linear_together(x, weights, isa, threads)
         for got, (raw, type_name, rows) in zip(together, weights, strict=True):

@@ -4,6 +4,8 @@ place of rows. Against NumPy float64, on every instruction set."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from kernel_calls import PAIRS, WEIGHT_LEVELS, pair_rounding, rows_together, tak
 from pairwise import pairwise
 from reference import Rope
 from reference_formats import rounded
+from remembered import remembered
 from slimrt._core import ops
 from test_kernels import rotation_of
 
@@ -95,20 +98,50 @@ def test_whole_rows_for_every_head(name, rotation, loud, one_scale, threads, dty
     turned = (
         3e-4 if dtype == "q8" else 1e-5
     )  # a query of 16 bits is off by 2^-14 of its largest element or so, at random
-    for head in range(call.heads):
-        for query in range(call.queries):
-            error = np.abs(got[query, head] - p[head, query] @ known).max()
-            rounding = pair_rounding(isa, dtype, p[head, query], known)
-            if takes_codes(isa, dtype, call.kv * call.dim // stored_heads):
-                together = rows_together(call.heads)
-                rounding = weight_rounding(isa, p[head, query], known, stored_heads, dtype, together)
-            assert error <= rounding + (1e-5 + turned * size) * np.abs(known).max(), (head, query)
+    if takes_codes(isa, dtype, call.kv * call.dim // stored_heads):
+        rounding = weight_rounding(isa, p, known, stored_heads, dtype, rows_together(call.heads))
+    else:
+        rounding = pair_rounding(isa, dtype, p, known)
+    off = errors(got, p, known) > rounding + (1e-5 + turned * size) * np.abs(known).max()
+    assert not off.any(), np.argwhere(off)
+
+
+def errors(got: np.ndarray, p: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """[heads, queries]: the largest of a result, [queries, heads, width], beside weights [heads, queries, rows]."""
+    wanted = (p.reshape(-1, len(known)) @ known).reshape(*p.shape[:2], -1)
+    return np.abs(got.swapaxes(0, 1) - wanted).max(axis=2)
 
 
 def off_by(got: np.ndarray, wanted: np.ndarray) -> float:
     """Of heads, the largest relative error in the mean square."""
     error = ((got - wanted) ** 2).sum(axis=-1) / (wanted**2).sum(axis=-1)
     return float(np.sqrt(error.max()))
+
+
+SINK_CALL = Call(8, 8, 64, 1000, 1)
+
+
+@lru_cache(maxsize=2)
+def with_a_sink(sink: float, place: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Queries, rows that are values, and rows that are keys, of which one has that share of all weights."""
+    q, k = SINK_CALL.data(1.0, seed=3)
+    scores = k.copy()
+    if sink:  # a key along every query, 1/1000 of the others' size
+        k[place] = 1e-3 * q[0] / np.linalg.norm(q[0].reshape(8, 64), axis=1).repeat(64)
+        exact, _ = SINK_CALL.weights(q, k.astype(np.float64), None)
+        mass = np.log(sink / (1 - sink) * (1 - exact[:, 0, place]) / exact[:, 0, place])
+        factor = (mass / 1e-3 * 8).repeat(64) / np.linalg.norm(q[0].reshape(8, 64), axis=1).repeat(64)
+        scores[place] = k[place] * (1 + factor)
+    return q, k, scores
+
+
+@remembered
+def beside_a_sink(sink: float, place: int, dtype: str) -> tuple[np.ndarray, np.ndarray, float]:
+    """Of rows of a type: the row's share of each head's weights, the result, and how far rounding puts it off."""
+    q, k, scores = with_a_sink(sink, place)
+    p, _ = SINK_CALL.weights(q, known_rows(SINK_CALL, scores, 8, dtype), None)
+    wanted = p[:, 0] @ known_rows(SINK_CALL, k, 8, dtype)
+    return p[:, 0, place], wanted, off_by(wanted, p[:, 0] @ k)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -118,35 +151,37 @@ def off_by(got: np.ndarray, wanted: np.ndarray) -> float:
 def test_a_sink_leaves_the_others_as_exact(sink, place, dtype, isa):
     """One row has that share of all weights, and almost nothing to say: what the others say is off by 1 % at most, and
     by no more than 1.3 times what rounding rows to their type costs, or what is left of it without integers."""
-    call = Call(8, 8, 64, 1000, 1)
-    q, k = call.data(1.0, seed=3)
-    if sink:  # a key along every query, 1/1000 of the others' size
-        k[place] = 1e-3 * q[0] / np.linalg.norm(q[0].reshape(8, 64), axis=1).repeat(64)
-        exact, _ = call.weights(q, k.astype(np.float64), None)
-        mass = np.log(sink / (1 - sink) * (1 - exact[:, 0, place]) / exact[:, 0, place])
-        factor = (mass / 1e-3 * 8).repeat(64) / np.linalg.norm(q[0].reshape(8, 64), axis=1).repeat(64)
-        scores = k.copy()
-        scores[place] *= 1 + factor
-    else:
-        scores = k
+    q, k, scores = with_a_sink(sink, place)
     heads = {"heads": 8, "dim": 64, "type": dtype, "stored_heads": 8}
     (out,) = ops.attention_of_terms(
         [{"rows": scores, "q": q} | heads], [{"rows": k, "type": dtype, "stored_heads": 8, "heads": 1, "dim": 512}],
         8, 1, 0.125, 0, isa, 2,
     )  # fmt: skip
-    p, _ = call.weights(q, known_rows(call, scores, 8, dtype), None)
+    share, wanted, element = beside_a_sink(sink, place, dtype)
     if sink:
         few = dtype.startswith(("fp8", "q2", "q3", "q4"))  # bits, in which the sink's own key is off
-        assert np.abs(p[:, 0, place] - sink).max() < (0.15 if few else 0.02)
-    rows = known_rows(call, k, 8, dtype)
-    kernel = off_by(out.reshape(8, 512).astype(np.float64), p[:, 0] @ rows)
-    element = off_by(p[:, 0] @ rows, p[:, 0] @ k)
+        assert np.abs(share - sink).max() < (0.15 if few else 0.02)
+    kernel = off_by(out.reshape(8, 512).astype(np.float64), wanted)
     assert kernel <= 1e-2
     assert np.hypot(kernel, element) <= 1.3 * element
-    if not takes_codes(isa, dtype, call.dim):
+    if not takes_codes(isa, dtype, SINK_CALL.dim):
         assert kernel < (3e-4 if isa in PAIRS else 2e-5)
     elif isa not in WEIGHT_LEVELS:
         assert kernel < 1e-3
+
+
+def many_rows(rows: int, n_heads: int) -> tuple[Call, np.ndarray, np.ndarray]:
+    call = Call(n_heads, n_heads, 512 // n_heads, rows, 1)
+    return call, *call.data(1.0, seed=4)
+
+
+@remembered
+def of_many_rows(rows: int, n_heads: int, dtype: str) -> tuple[np.ndarray, float]:
+    """The result, and how far rounding values to a type puts it off."""
+    call, q, k = many_rows(rows, n_heads)
+    p, _ = call.weights(q, k.astype(np.float64), None)
+    wanted = p[:, 0] @ known_rows(call, k, 8, dtype)
+    return wanted, off_by(wanted, p[:, 0] @ k)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -158,15 +193,12 @@ def test_a_sink_leaves_the_others_as_exact(sink, place, dtype, isa):
 def test_many_rows_are_as_exact(rows, n_heads, dtype, isa):
     """What weights of few bits lose does not grow with a context, whose sum of squares does: beside scores that vary by
     1, of which a few stand out of every block. 32 heads read twice as many rows at a time as 8."""
-    call = Call(n_heads, n_heads, 512 // n_heads, rows, 1)
-    q, k = call.data(1.0, seed=4)
+    call, q, k = many_rows(rows, n_heads)
     heads = {"heads": n_heads, "dim": call.dim, "type": "f32", "stored_heads": n_heads}
     whole = {"rows": k, "type": dtype, "stored_heads": 8, "heads": 1, "dim": 512}
     (out,) = ops.attention_of_terms([{"rows": k, "q": q} | heads], [whole], n_heads, 1, call.dim**-0.5, 0, isa, 2)
-    p, _ = call.weights(q, k.astype(np.float64), None)
-    known = known_rows(call, k, 8, dtype)
-    kernel = off_by(out.reshape(n_heads, -1).astype(np.float64), p[:, 0] @ known)
-    element = off_by(p[:, 0] @ known, p[:, 0] @ k)
+    wanted, element = of_many_rows(rows, n_heads, dtype)
+    kernel = off_by(out.reshape(n_heads, -1).astype(np.float64), wanted)
     assert np.hypot(kernel, element) <= 1.3 * element
 
 
@@ -205,11 +237,8 @@ def test_scores_of_whole_rows(heads, dim, stored_heads, queries, isa):
     call = Call(heads, 1, dim, stored + queries, queries)
     known = known_rows(call, rows, stored_heads)
     p, size = call.weights(q, known, None)
+    rounding = weight_rounding(isa, p, known, stored_heads)
     for threads in (1, 3):
         (got,) = ops.attention_of_terms([plane | {"q": q}], [plane], heads, queries, dim**-0.5, 0, isa, threads)
         got = got.reshape(queries, heads, dim)
-        for head in range(heads):
-            for query in range(queries):
-                error = np.abs(got[query, head] - p[head, query] @ known).max()
-                rounding = weight_rounding(isa, p[head, query], known, stored_heads)
-                assert error <= rounding + (1e-5 + 3e-4 * size) * np.abs(known).max()
+        assert (errors(got, p, known) <= rounding + (1e-5 + 3e-4 * size) * np.abs(known).max()).all()

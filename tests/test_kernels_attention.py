@@ -137,7 +137,7 @@ def wanted(case: Case, dtype: str, unit: float = 0.0, isa: str = ""):
         weight_error[:, head] = 2 * unit * np.abs(value).max()
         if case.value_heads == 1 and n <= 4:
             stored_heads = case.stored_heads or 1
-            weight_error[:, head] += max(absorbed_rounding(isa, dtype, one, value, stored_heads) for one in p)
+            weight_error[:, head] += absorbed_rounding(isa, dtype, p, value, stored_heads).max()
         if dtype == "q8" or (dtype == "q4" and reads_four_bits(isa, case.dk)):
             step = np.abs(heads[:, head]).max(axis=1) / 16256
             key_sizes, value_sizes = (np.abs(x) if dtype == "q8" else largest_codes(x) for x in (key, value))

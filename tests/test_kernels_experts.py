@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property, lru_cache
 
 import numpy as np
 import pytest
@@ -11,10 +12,21 @@ import pytest
 from conftest import DEVICES, ISAS, product_unit, relative
 from reference import gated
 from slimrt._core import ops
-from test_kernels import NATIVE, PLAIN, on_devices, random_weight
+from test_kernels import NATIVE, PLAIN, on_devices
+from weight_formats import dequantised, random_bytes
 
 Biases = Sequence[np.ndarray]  # of gate, up and down: [experts, width]
 WIDTH, INNER, EXPERTS, TAKEN = 256, 512, 7, 3
+
+
+@lru_cache(maxsize=4)  # tests that follow each other mostly differ in tokens and instruction set
+def networks(type_name: str, width: int, inner: int) -> list[list[np.ndarray]]:
+    """Bytes of gate, up and down, of each expert."""
+    shapes = ((inner, width), (inner, width), (width, inner))
+    return [
+        [random_bytes(type_name, rows, cols, seed=10 * expert + part) for expert in range(EXPERTS)]
+        for part, (rows, cols) in enumerate(shapes)
+    ]
 
 
 class Call:
@@ -24,15 +36,13 @@ class Call:
         random = np.random.default_rng(tokens)
         self.type, self.inner = type_name, inner
         self.x = random.normal(size=(tokens, width)).astype(np.float32)
-        shapes = ((inner, width), (inner, width), (width, inner))
-        made = [
-            [random_weight(type_name, rows, cols, seed=10 * expert + part) for expert in range(EXPERTS)]
-            for part, (rows, cols) in enumerate(shapes)
-        ]
-        self.raw = [[raw for raw, _ in part] for part in made]
-        self.values = [[values for _, values in part] for part in made]
+        self.raw = networks(type_name, width, inner)
         self.ids = np.stack([random.permutation(EXPERTS)[:TAKEN] for _ in range(tokens)]).astype(np.int32)
         self.shares = random.random(size=(tokens, TAKEN)).astype(np.float32)
+
+    @cached_property
+    def values(self) -> list[list[np.ndarray]]:
+        return [[dequantised(raw, self.type) for raw in part] for part in self.raw]
 
     def run(
         self,

@@ -8,7 +8,7 @@ import pytest
 
 from conftest import DEVICES
 from slimrt._core import ops
-from weight_formats import block_size, random_weight
+from weight_formats import block_size, random_bytes
 
 
 def head_by_head(x: np.ndarray, weight: np.ndarray, type_name: str, rows: int, isa: str, group: int) -> np.ndarray:
@@ -26,7 +26,7 @@ def test_each_head_is_what_it_is_alone(type_name, isa, group):
     """To the bit; on CUDA of a few tokens: the sums of more are divided by how many tiles there are."""
     stacked, rows, block = 3, 37, block_size(type_name)
     k = -(-70 // block) * block
-    raw, _ = random_weight(type_name, stacked * rows, k)
+    raw = random_bytes(type_name, stacked * rows, k)
     for tokens in (1, 8) if isa == "cuda" else (1, 8, 40, 130):
         x = np.random.default_rng(tokens).normal(size=(tokens, stacked * group, k)).astype(np.float32)
         alone = head_by_head(x, raw, type_name, rows, isa, group)

@@ -10,7 +10,7 @@ from conftest import ISAS, PRODUCT_ISAS, SIXTEENS, WIDE_SIXTEENS, lies_side_by_s
 from slimrt._core import ops
 from test_kernels import EPS, activation_rounding
 from test_kernels_heads import head_by_head
-from weight_formats import block_size, dequantised, half_bytes, random_weight
+from weight_formats import block_size, dequantised, half_bytes, random_bytes, random_weight
 
 TYPES = [*SIXTEENS, *WIDE_SIXTEENS]
 each_held = pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_rows_are_read_as_they_were(type_name, isa):
 @pytest.mark.parametrize("type_name", TYPES)
 def test_words_of_16_rows_follow_one_another(type_name):
     """The first row's first whole word is the first of all, the second row's the next; what is left comes last."""
-    raw, _ = random_weight(type_name, 16, block_size(type_name))
+    raw = random_bytes(type_name, 16, block_size(type_name))
     _, sides = interleaved(raw, type_name, block_size(type_name))
     odd = raw.shape[1] % 4
     if odd:
@@ -74,7 +74,7 @@ def test_products(type_name, isa):
 def test_products_of_extreme_rows(type_name, isa, bits):
     """The smallest and largest codes, zero rows, one huge value among small ones."""
     k, rows = 2 * block_size(type_name), 16
-    raw, _ = random_weight(type_name, rows, k)
+    raw = random_bytes(type_name, rows, k)
     scales = np.isin(np.arange(raw.shape[1]) % (raw.shape[1] // 2), half_bytes(type_name))
     filled = {value: np.where(scales, raw, value).astype(np.uint8) for value in (0x00, 0x7F, 0x80, 0xFF)}
     weights = {value: dequantised(codes, type_name) for value, codes in filled.items()}
@@ -129,7 +129,7 @@ def test_experts(isa):
 def test_threads_and_heads_change_no_bit(type_name, isa):
     """What a thread takes of a weight, or of a head, is whole sixteens."""
     heads, rows, k = 3, 48, 2 * block_size(type_name)
-    raw, _ = random_weight(type_name, heads * rows, k)
+    raw = random_bytes(type_name, heads * rows, k)
     held, sides = interleaved(raw, type_name, k)
     for tokens in (1, 9, 40):
         x = np.random.default_rng(tokens).normal(size=(tokens, 2 * heads, k)).astype(np.float32)

@@ -63,12 +63,7 @@ def own_error(isa: str, type_name: str, p: np.ndarray, known: np.ndarray, call: 
     small = (1e-5 + 3e-4 * size) * np.abs(known).max()
     if not takes_codes(isa, type_name, call.dim):
         return np.full((call.queries, call.heads), small)
-    together = rows_together(call.heads)
-    each = [
-        [weight_rounding(isa, p[h, m], known, call.kv, type_name, together) for h in range(call.heads)]
-        for m in range(call.queries)
-    ]
-    return np.array(each) + small
+    return weight_rounding(isa, p, known, call.kv, type_name, rows_together(call.heads)).T + small
 
 
 @pairwise(

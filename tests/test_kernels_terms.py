@@ -88,7 +88,7 @@ def check(call: Call, isa: str, terms: tuple[list[dict], list[dict]], scores: np
                 error += 1e-4 * size * np.abs(value).max()
             rows, heads, stored = value.reshape(len(value), -1), p.reshape(-1, call.rows), term["stored_heads"]
             if term["heads"] == 1 and kernel_calls.takes_codes(isa, term["type"], rows.shape[1] // stored):
-                error += max(kernel_calls.weight_rounding(isa, head, rows, stored, term["type"]) for head in heads)
+                error += kernel_calls.weight_rounding(isa, heads, rows, stored, term["type"]).max()
             assert np.abs(out - exact).max() <= error, np.abs(out - exact).max()
 
 

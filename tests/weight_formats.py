@@ -77,15 +77,20 @@ def dequantised(raw: np.ndarray, type_name: str) -> np.ndarray:
     return (d * unit * scales * values).reshape(len(raw), -1)
 
 
-def random_weight(type_name: str, rows: int, cols: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes [rows, row bytes] with any bits, and what the gguf package reads from them, float64."""
+def random_bytes(type_name: str, rows: int, cols: int, seed: int = 0) -> np.ndarray:
+    """[rows, row bytes], with any bits."""
     random = np.random.default_rng(seed)
     if type_name in PLAIN:
-        values = rounded(random.normal(size=(rows, cols)), type_name)
-        return narrowed(values, type_name).reshape(rows, -1), values
+        return narrowed(random.normal(size=(rows, cols)), type_name).reshape(rows, -1)
     raw = random_blocks(HELD.get(type_name, (type_name,))[0], rows, cols, random, 1.0)
     if type_name in HELD:
         raw = ops.repack(HELD[type_name][0], raw.reshape(-1))[1].reshape(rows, -1)
+    return raw
+
+
+def random_weight(type_name: str, rows: int, cols: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes [rows, row bytes] with any bits, and what the gguf package reads from them, float64."""
+    raw = random_bytes(type_name, rows, cols, seed)
     return raw, dequantised(raw, type_name)
 
 
