@@ -81,7 +81,8 @@ if [ ! -e "$build/python.done" ]; then
 fi
 build_core
 
-export OPENBLAS_NUM_THREADS=1 PYTHONPYCACHEPREFIX=$build/pycache  # to compile Python is slow too
+# To compile Python is slow too: of tests, what the same version of Python has compiled for another machine is as good.
+export OPENBLAS_NUM_THREADS=1 PYTHONPYCACHEPREFIX=${PYTHONPYCACHEPREFIX:-$build/pycache}
 unset PYTHONDONTWRITEBYTECODE
 failed=0
 newer=$(qemu-aarch64-static -cpu help | grep -oE 'neoverse-(v1|n2)' | xargs || true)  # those of newer emulators
