@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -88,6 +89,13 @@ struct LoadMatrices final : cuda_host::Collective {
     bool transposed;
 };
 
+/// As tensor cores round sums: towards 0.
+inline float truncated(double x) {
+    const float nearest = float(x);
+    return std::isfinite(nearest) && std::fabs(nearest) > std::fabs(x) ? std::nextafter(nearest, 0.0f)
+                                                                       : nearest;
+}
+
 template <float (*number)(uint16_t)>
 struct MultiplyAdd final : cuda_host::Collective {
     MultiplyAdd(float* d, const uint32_t* a, uint32_t b0, uint32_t b1)
@@ -110,9 +118,9 @@ struct MultiplyAdd final : cuda_host::Collective {
             const MultiplyAdd& to = static_cast<MultiplyAdd&>(*lanes[i]);
             for (int j = 0; j < 4; ++j) {
                 const int row = i / 4 + j / 2 * 8, column = i % 4 * 2 + j % 2;
-                float sum = 0;
-                for (int k = 0; k < 16; ++k) sum += left[row][k] * right[k][column];
-                to.d[j] += sum;
+                double sum = to.d[j];
+                for (int k = 0; k < 16; ++k) sum += double(left[row][k]) * right[k][column];
+                to.d[j] = truncated(sum);
             }
         }
     }
