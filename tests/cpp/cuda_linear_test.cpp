@@ -62,25 +62,44 @@ struct Case {
     bool uneven = false;                     // addresses and strides; a bias too
     bool wild = false;                       // magnitudes of x
     float size = 0.05f;                      // of weights or their scales
+    float (*number)() = normal;              // each of x, and of F32 weights before they have their size
 };
 
 /// x with a row of 1e30, one of 1e-30, one with NaN, one of zeros.
-void fill_x(const Matrix& x, bool wild) {
+void fill_x(const Matrix& x, bool wild, float (*number)() = normal) {
     constexpr float factor[] = {1, 1e30f, 1e-30f, 1e-3f, 1, 3e4f, 0};
     for (int t = 0; t < x.view.rows; ++t) {
         for (int64_t i = 0; i < x.view.cols; ++i) {
-            x.view.f32(t)[i] = normal() * (wild && t < 7 ? factor[t] : 1);
+            x.view.f32(t)[i] = number() * (wild && t < 7 ? factor[t] : 1);
             if (wild && t == 4 && i % 100 == 50) x.view.f32(t)[i] = NAN;
         }
     }
 }
 
-/// What the kernels may be off, relative to the sum of magnitudes: F32 by the rounding of sums; few tokens by
-/// what two 16-bit parts of x leave (2^-22 of f16, 2^-16 of bf16) and of sums; many by the rounding of x, and
-/// of quantised weights, to 16 bits (2^-11 each, 2^-8 of bf16), of whose sum over k random signs leave
-/// little.
+/// F32 weights, the last row of zeros if `wild`.
+void fill_floats(const Case& c, const Matrix& w) {
+    for (int64_t r = 0; r < w.view.rows; ++r)
+        for (int64_t i = 0; i < c.k; ++i)
+            w.view.f32(r)[i] = c.wild && r + 1 == w.view.rows ? 0.0f : c.number() * c.size;
+}
+
+/// Magnitudes of 24 powers of ten in a row.
+float mixed() {
+    static std::uniform_real_distribution<float> exponent(-12, 12);
+    return normal() * std::pow(10.0f, exponent(rng));
+}
+float positive() { return std::fabs(normal()); }
+
+/// From here on F32 weights are split into two f16 parts.
+constexpr int kSplitTokens = 25;
+
+/// What the kernels may be off, relative to the sum of magnitudes: F32 by the rounding of sums, and with many
+/// tokens by what two f16 parts leave (2^-23 of x and of a weight; 2^-22 the low parts' product, left out),
+/// which is most where a single product is most of the sum; few tokens by what two 16-bit parts of x leave
+/// (2^-22 of f16, 2^-16 of bf16) and of sums; many by the rounding of x, and of quantised weights, to 16 bits
+/// (2^-11 each, 2^-8 of bf16), of whose sum over k random signs leave little.
 double allowed(const Case& c) {
-    if (c.dtype == DType::F32) return 0x1p-21;
+    if (c.dtype == DType::F32) return c.number == normal || c.tokens < kSplitTokens ? 0x1p-21 : 0x1p-20;
     const bool brain = c.dtype == DType::BF16;
     if (c.tokens <= 8) return brain ? 0x1p-16 : 0x1p-21;
     return brain ? 0x1p-9 : 0x1p-11;
@@ -112,6 +131,19 @@ struct Sum {
     }
 };
 
+/// What two f16 parts leave of numbers that are small in their row: 2^-39 of its largest.
+double of_small(const Case& c, const float* x, const std::vector<double>& w) {
+    if (c.dtype != DType::F32 || c.tokens < kSplitTokens) return 0;
+    double largest_x = 0, largest_w = 0, sum_x = 0, sum_w = 0;
+    for (int i = 0; i < c.k; ++i) {
+        largest_x = std::max<double>(largest_x, std::fabs(x[i]));
+        largest_w = std::max(largest_w, std::fabs(w[i]));
+        sum_x += std::fabs(x[i]);
+        sum_w += std::fabs(w[i]);
+    }
+    return 0x1p-39 * (largest_x * sum_w + sum_x * largest_w);
+}
+
 void compare(const Case& c, const Matrix& x, const Matrix& w, const Tensor& bias, const Matrix& out) {
     std::vector<double> row(c.k);
     for (int64_t r = 0; r < int64_t(c.m) * c.heads; ++r) {
@@ -124,7 +156,8 @@ void compare(const Case& c, const Matrix& x, const Matrix& w, const Tensor& bias
             exact.add(own, row.data(), c.k);
             const double sum = exact.value, magnitude = exact.magnitude;
             const double got = out.view.f32(t)[r], error = std::fabs(got - sum);
-            const bool ok = std::isnan(sum) ? std::isnan(got) : error <= allowed(c) * magnitude + 1e-37;
+            const bool ok = std::isnan(sum) ? std::isnan(got)
+                                            : error <= allowed(c) * magnitude + of_small(c, own, row) + 1e-37;
             if (ok || failures++ > 10) continue;
             std::fprintf(stderr, "type %s, %d tokens, k %d: token %d row %d is %g, not %g (of %g)\n",
                          dtype_info(c.dtype).name, c.tokens, c.k, t, int(r), got, sum, magnitude);
@@ -139,8 +172,9 @@ void run(const Device& device, const Case& c) {
     const Matrix w(c.dtype, int64_t(c.m) * c.heads / c.group, c.k, even, c.uneven ? block : 0);
     const Matrix out(DType::F32, c.tokens, int64_t(c.m) * c.heads, word, 5 * word);
     const Matrix bias(DType::F32, 1, w.view.rows, word, 0);
-    fill_x(x, c.wild);
-    for (int64_t r = 0; r < w.view.rows; ++r) fill(c.dtype, w.row(r), c.k, c.size);
+    fill_x(x, c.wild, c.number);
+    if (c.dtype == DType::F32) fill_floats(c, w);
+    for (int64_t r = 0; r < w.view.rows && c.dtype != DType::F32; ++r) fill(c.dtype, w.row(r), c.k, c.size);
     for (int64_t i = 0; i < bias.view.cols; ++i) bias.view.f32()[i] = normal();
     const Product product{w.view, c.uneven ? bias.view : Tensor(), out.view};
     Device plan = device;
@@ -202,6 +236,21 @@ void compare_launches(const Device& device, DType dtype) {
             ++failures;
         }
     }
+}
+
+/// F32 weights split into two f16 parts: rows that end anywhere, magnitudes of all kinds, long sums of one
+/// sign, and more rows than are split at a time.
+void compare_floats(const Device& device) {
+    for (const int k : {1, 2, 15, 17, 32, 33, 65, 130})
+        run(device, {.dtype = DType::F32, .tokens = 33, .m = 70, .k = k, .uneven = k % 2 == 1});
+    for (const int tokens : {kSplitTokens - 1, kSplitTokens, 130})
+        run(device, {.dtype = DType::F32, .tokens = tokens, .m = 130, .k = 500, .number = mixed});
+    for (const float size : {1e-38f, 1e-34f, 1e6f, 1e29f})
+        run(device,
+            {.dtype = DType::F32, .tokens = 40, .m = 33, .k = 96, .wild = size < 1e20f, .size = size});
+    for (const int tokens : {32, 128})
+        run(device, {.dtype = DType::F32, .tokens = tokens, .m = 70, .k = 4096, .number = positive});
+    run(device, {.dtype = DType::F32, .tokens = kSplitTokens, .m = 130, .k = 1 << 16, .uneven = true});
 }
 
 #ifdef SLIMRT_NO_CUBLASLT  // on the emulator: a device has the library itself
@@ -350,6 +399,7 @@ int main() {
         compare_bits(device, dtype);
         compare_launches(device, dtype);
     }
+    compare_floats(device);
     device.l2_bytes = size_t(50) << 20;
 #ifdef SLIMRT_NO_CUBLASLT
     if (const Library library; library.good()) {

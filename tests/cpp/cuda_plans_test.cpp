@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -108,13 +109,8 @@ void attention_rows(const Device& device) {
     }
 }
 
-/// How often weights of gate and up of a model of 8B are read: by as many kernels as are started.
-int passes(const Device& device, DType dtype, int tokens, int columns = 4096) {
-    auto* const there = reinterpret_cast<std::byte*>(uintptr_t{1} << 30);
-    const int rows = 14336;
-    const Tensor x(there, DType::F32, tokens, columns), weight(there, dtype, rows, columns);
-    const Tensor out(there, DType::F32, tokens, rows);
-    const Product products[] = {{weight, {}, out}, {weight, {}, out}};
+/// Kernels that products start.
+int launches_of(const Device& device, Tensor x, std::span<const Product> products) {
     cudaGraph_t graph = nullptr;
     size_t launches = 0;
     cuda::check(cudaStreamBeginCapture(device.stream, cudaStreamCaptureModeThreadLocal), "recording");
@@ -123,6 +119,16 @@ int passes(const Device& device, DType dtype, int tokens, int columns = 4096) {
     cuda::check(cudaGraphGetNodes(graph, nullptr, &launches), "counting");
     cuda::check(cudaGraphDestroy(graph), "forgetting");
     return int(launches);
+}
+
+/// How often weights of gate and up of a model of 8B are read: by as many kernels as are started.
+int passes(const Device& device, DType dtype, int tokens, int columns = 4096) {
+    auto* const there = reinterpret_cast<std::byte*>(uintptr_t{1} << 30);
+    const int rows = 14336;
+    const Tensor x(there, DType::F32, tokens, columns), weight(there, dtype, rows, columns);
+    const Tensor out(there, DType::F32, tokens, rows);
+    const Product products[] = {{weight, {}, out}, {weight, {}, out}};
+    return launches_of(device, x, products);
 }
 
 constexpr DType kWeights[] = {DType::F16,  DType::Q8_0, DType::Q4_0, DType::Q4_K,
@@ -185,6 +191,22 @@ void tile_row(const Device& device) {
     }
 }
 
+/// W_KV of a 7B in F32: for few tokens it is read for every eight, for more it and x are split first.
+void float_row(const Device& device) {
+    auto* const there = reinterpret_cast<std::byte*>(uintptr_t{1} << 30);
+    std::printf("%-12s f32 weights of 4096 x 4096:", device.name.c_str());
+    for (const int tokens : {8, 24, 25, 128, 512}) {
+        const Tensor x(there, DType::F32, tokens, 4096), weight(there, DType::F32, 4096, 4096);
+        const Product product{weight, {}, x};
+        const size_t workspace = cuda::linear_workspace(device, x, 1, {&product, 1});
+        const int launches = launches_of(device, x, {&product, 1});
+        std::printf("  %d tokens %d kernels, %zu MiB", tokens, launches, workspace >> 20);
+        require((workspace == 0) == (launches == cuda::divide_up(tokens, cuda::kFewTokens)), device,
+                "F32 weights are split where they need not be");
+    }
+    std::printf("\n");
+}
+
 /// What no kernel multiplies into scores of whole rows goes to one that does, and what has no room is
 /// refused.
 void limits(const Device& device) {
@@ -242,6 +264,7 @@ int main() {
         weight_row(d);
         blocks_at_once(d);
         tile_row(d);
+        float_row(d);
         limits(d);
     }
     return failures != 0;

@@ -1,8 +1,9 @@
-// Chooses the kernel of a product. F32 weights: float32 (linear_float.cu). Else up to eight tokens:
-// linear_few.cu; more: x is rounded to 16 bits in the workspace and multiplied in tiles by linear_many.cu, or
-// by cuBLASLt where it is found and there are enough tokens. For it quantised weights are unpacked to f16 in
-// the workspace, a slice of rows at a time that stays in L2. 16-bit weights whose rows are not whole pieces
-// of 16 bytes, which are rare, are read again for every eight tokens.
+// Chooses the kernel of a product. F32 weights: linear_float.cu, and linear_many.cu for many tokens, for
+// which both are split. Else up to eight tokens: linear_few.cu; more: x is rounded to 16 bits in the
+// workspace and multiplied in tiles by linear_many.cu, or by cuBLASLt where it is found and there are enough
+// tokens. For it quantised weights are unpacked to f16 in the workspace, a slice of rows at a time that stays
+// in L2. 16-bit weights whose rows are not whole pieces of 16 bytes, which are rare, are read again for every
+// eight tokens.
 #include <algorithm>
 #include <vector>
 
@@ -17,6 +18,7 @@ namespace slimrt::cuda {
 namespace {
 
 constexpr int kLtTokens = 64;      // from here on cuBLASLt, where it is found
+constexpr int kFloatTokens = 24;   // up to here F32 weights are read for every 8, as cheaply as split once
 constexpr int kSliceTokens = 256;  // for quantised weights: unpacking one takes as long as 70 tokens do
 constexpr size_t kAlignment = 256;
 
@@ -45,11 +47,13 @@ bool has_pieces(DType dtype, const Job& job) {
 }
 
 bool in_tiles(const Group& g) {
-    return g.dtype != DType::F32 && g.job.tokens > kFewTokens && has_pieces(g.dtype, g.job);
+    if (g.dtype == DType::F32) return g.job.tokens > kFloatTokens;
+    return g.job.tokens > kFewTokens && has_pieces(g.dtype, g.job);
 }
 
 /// Elements from a row of x in 16 bits to the next.
 int stride_of(const Job& job) { return divide_up(job.k, kStep) * kStep; }
+int stride_of(const Group& g) { return g.dtype == DType::F32 ? split_stride(g.job.k) : stride_of(g.job); }
 
 /// How many rows of a quantised part are unpacked to f16 for cuBLASLt at a time; 0: none, since a slice that
 /// fits in two thirds of L2 would have tiles for less than a quarter of the multiprocessors.
@@ -125,8 +129,12 @@ Workspace workspace_of(const Device& device, const std::vector<Group>& groups) {
         const Job& job = g.job;
         if (!in_tiles(g)) continue;
         const size_t rows = size_t(job.tokens) * job.all_heads();
-        w.x = padded(rows * stride_of(job) * 2);
+        w.x = std::max(w.x, padded(rows * stride_of(g) * 2));
         w.inverse = padded(rows * sizeof(float) + sizeof(int));
+        if (g.dtype == DType::F32) {
+            w.rest = std::max(w.rest, padded(float_bytes(device, job)));
+            continue;
+        }
         w.rest = std::max(w.rest, padded(split_bytes(device, job)));
         if (by_lt(device, g)) w.rest = std::max(w.rest, lt_bytes(device, g));
     }
@@ -144,13 +152,20 @@ __global__ void finish_kernel(Job job, const float* inverse, int p) {
         out[i] = out[i] * factor + bias_at(job, {p, columns / job.group, 0}, i);
 }
 
+void few(const Device& device, DType dtype, const Job& job) {
+    if (dtype == DType::F32)
+        few_floats(device, job);
+    else
+        few_tokens(device, dtype, job);
+}
+
 void few_at_a_time(const Device& device, const Group& group) {
     for (int first = 0; first < group.job.tokens; first += kFewTokens) {
         Job some = group.job;
         some.x += first * some.x_stride;
         some.tokens = std::min(kFewTokens, some.tokens - first);
         for (int p = 0; p < some.n_parts; ++p) some.parts[p].out += first * some.parts[p].out_stride;
-        few_tokens(device, group.dtype, some);
+        few(device, group.dtype, some);
     }
 }
 
@@ -233,12 +248,8 @@ void linear(const Device& device, Tensor x, int n_heads, std::span<const Product
     const std::vector<Group> groups = group(x, n_heads, products);
     const Workspace sizes = workspace_of(device, groups);
     std::byte* const rest = workspace + sizes.x + sizes.inverse;
-    enum { none, f16, bf16 } rounded = none;
+    enum { none, f16, bf16, split } rounded = none;
     for (const Group& g : groups) {
-        if (g.dtype == DType::F32) {
-            float_products(device, g.job);
-            continue;
-        }
         if (!in_tiles(g)) {
             few_at_a_time(device, g);
             continue;
@@ -246,8 +257,14 @@ void linear(const Device& device, Tensor x, int n_heads, std::span<const Product
         float* const inverse = reinterpret_cast<float*>(workspace + sizes.x);
         const Rounded to{.x = reinterpret_cast<const uint16_t*>(workspace),
                          .inverse = inverse,
-                         .stride = stride_of(g.job),
+                         .stride = stride_of(g),
                          .too_large = reinterpret_cast<int*>(inverse + x.rows * n_heads)};
+        if (g.dtype == DType::F32) {
+            if (rounded != split) split_rows(device, g.job, to);
+            rounded = split;
+            float_products(device, g.job, to, rest);
+            continue;
+        }
         const auto wanted = g.dtype == DType::BF16 ? bf16 : f16;
         if (rounded != wanted) round_rows(device, g.job, wanted == bf16, to);
         rounded = wanted;
@@ -293,12 +310,8 @@ void linear_experts(const Device& device, Tensor x, int share, Tensor ids, int64
                         .out = reinterpret_cast<unsigned char*>(product.out.data),
                         .rows = int(product.out.cols),
                         .step = int(step)};
-        if (dtype == DType::F32) {
-            float_products(device, job);
-            continue;
-        }
-        if (!ordered || !has_pieces(dtype, job)) {
-            few_tokens(device, dtype, job);
+        if (!ordered || dtype == DType::F32 || !has_pieces(dtype, job)) {
+            few(device, dtype, job);
             continue;
         }
         const bool bf16 = dtype == DType::BF16;

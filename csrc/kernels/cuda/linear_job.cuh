@@ -21,7 +21,8 @@ struct Part {
     unsigned char* out = nullptr;
     size_t out_stride = 0;  // bytes
     int rows = 0;
-    int step = 0;  // rows of the weight from one expert to the next
+    int step = 0;                    // rows of the weight from one expert to the next
+    const float* inverse = nullptr;  // of split weights: the power of two for each row's results
 };
 
 /// Pairs [first, end) in sorted order, all of one expert.
@@ -43,6 +44,7 @@ struct Job {
     int share = 1;
     const int32_t* order = nullptr;  // pairs, expert by expert
     const Places* places = nullptr;  // by tile, as many as there might be; the last ones are empty
+    bool split = false;              // x and weights are two f16 parts (split_rows()), which k counts
 
     __host__ __device__ int all_heads() const { return heads * group; }
 };
@@ -95,6 +97,10 @@ __device__ inline float bias_at(const Job& job, const Tile& tile, int row) {
     const Part& part = job.parts[tile.part];
     return part.bias ? part.bias[size_t(network_of(job, tile)) * part.rows + row] : 0.0f;
 }
+__device__ inline float inverse_at(const Job& job, const Tile& tile, int row) {
+    const Part& part = job.parts[tile.part];
+    return part.inverse[size_t(network_of(job, tile)) * part.rows + row];
+}
 
 /// A power of two by its exponent, -126 to 127.
 __device__ inline float power_of_2(int exponent) { return __uint_as_float(uint32_t(exponent + 127) << 23); }
@@ -117,13 +123,26 @@ struct Rounded {
 };
 constexpr int kStep = 64;  // divides `stride`
 
-// linear_few.cu: up to kFewTokens tokens. linear_float.cu: F32 weights, any number of tokens.
+// Split rows: each number, times a power of two for its row, is the sum of two f16, which leaves 2^-23 of it
+// (2^-39 of the row's largest where that is more). Of each kSplitRun numbers the high parts come first.
+constexpr int kSplitRun = 16;
+/// Where a row has number i's high part; its low part is kSplitRun further.
+__host__ __device__ constexpr int split_at(int i) { return i / kSplitRun * 2 * kSplitRun + i % kSplitRun; }
+constexpr int split_stride(int k) { return divide_up(2 * k, kStep) * kStep; }
+
+// linear_few.cu: up to kFewTokens tokens.
 /// False, and nothing is done, where it cannot be fused with `around`.
 bool few_tokens(const Device& device, DType dtype, const Job& job, const Around& around = {});
-void float_products(const Device& device, const Job& job);
 
 // linear_round.cu.
 void round_rows(const Device& device, const Job& job, bool bf16, const Rounded& to);
+
+// linear_float.cu: F32 weights.
+void few_floats(const Device& device, const Job& job);
+void split_rows(const Device& device, const Job& job, const Rounded& to);
+/// With x split; `workspace`: float_bytes() of memory.
+void float_products(const Device& device, const Job& job, const Rounded& x, std::byte* workspace);
+size_t float_bytes(const Device& device, const Job& job);
 
 // linear_many.cu. `partial`: split_bytes() of memory.
 /// Tiles of so many tokens by rows of the weight; splits: among how many blocks their k is divided.
@@ -135,6 +154,8 @@ Tiling tiling_of(const Device& device, const Job& job);
 void many_tokens(const Device& device, DType dtype, const Job& job, const Rounded& x, float* partial,
                  const int* only_if = nullptr);
 size_t split_bytes(const Device& device, const Job& job);
+/// For a split job.
+void many_floats(const Device& device, const Job& job, const Rounded& x, float* partial);
 /// For a job with an order.
 void many_ordered(const Device& device, DType dtype, const Job& job, const Rounded& x, int tile, int n_tiles);
 

@@ -2,9 +2,10 @@
 // (linear_tile.cuh). Stages of x, and of 16-bit weights, are copied asynchronously one or two stages ahead;
 // quantised weights are unpacked a stage ahead (linear_unpack.cuh). There is one barrier a stage.
 //
-// x is rounded to f16 (bf16 for BF16 weights) once (linear_round.cu). Where a scale is so large that f16
-// might not hold a weight, the block starts over with all weights times 2^-13. Where there are too few tiles
-// for the device, k is divided among several blocks (split-K), whose sums a last kernel adds in order.
+// x is rounded to f16 (bf16 for BF16 weights) once (linear_round.cu); beside F32 weights x is split, as these
+// are (linear_float.cu). Where a scale is so large that f16 might not hold a weight, the block starts over
+// with all weights times 2^-13. Where there are too few tiles for the device, k is divided among several
+// blocks (split-K), whose sums a last kernel adds in order.
 #include <algorithm>
 
 #include "kernels/cuda/linear_unpack.cuh"
@@ -15,6 +16,11 @@ namespace {
 
 constexpr int kShift = 13;                   // Q6_K: 65504 * 128 * 32 * 2^-13 is below 65504; MXFP4: 2^29 is
 constexpr int kSplits = 16, kMinPart = 512;  // of k
+
+/// F32 weights in two f16 parts.
+struct SplitWeight : F16Weight {};
+template <class W>
+constexpr bool kSplit = std::is_same_v<W, SplitWeight>;
 
 /// Layout of a block's shared memory, in bytes: a TileHead, places of the tile's tokens (Share), what is
 /// unpacked, stages of tokens (and, if nothing is unpacked, of rows). Two blocks fit on a multiprocessor with
@@ -93,6 +99,8 @@ __device__ void multiply_share(const Job& job, const Rounded& x, TileHead& head,
         const unsigned char* const x_now = stage_at(stage);
         if constexpr (L::kCoded)
             warp.template multiply<W::kBf16>(x_now, weights.at(step));
+        else if constexpr (kSplit<W>)
+            warp.multiply_split(x_now, x_now + S::kTokenBytes);
         else
             warp.template multiply<W::kBf16>(x_now, x_now + S::kTokenBytes);
         stage = stage + 1 < L::kStages ? stage + 1 : 0;
@@ -108,18 +116,20 @@ __device__ int column_of(const Job& job, const Tile& tile) {
     return column;
 }
 
-/// Writes a share's sums, times `back` and the inverse of their tokens, to out or to `partial`.
-template <class S>
+/// Writes a share's sums, times `back` and the inverse of their tokens (and of split rows), to out or to
+/// `partial`.
+template <class W, class S>
 __device__ void finish(const Job& job, const Rounded& x, const Share& share, const int* places, float back,
                        float* partial, int columns, const WarpTile<S>& warp) {
     const Part& part = job.parts[share.tile.part];
     const int row = share.tile.row + warp.row + warp.lane % 4 * 2, left = part.rows - row;
     const bool biased = !partial && part.bias, ordered = job.order;
-    float bias[2 * warp.kB][2];
+    float bias[2 * warp.kB][2], inverse[2 * warp.kB][2];
 #pragma unroll
     for (int i = 0; i < 4 * warp.kB; ++i) {
         const int r = i / 2 * 8 + i % 2;
         bias[i / 2][i % 2] = biased && r < left ? bias_at(job, share.tile, row + r) : 0.0f;
+        inverse[i / 2][i % 2] = kSplit<W> && r < left ? inverse_at(job, share.tile, row + r) : 1.0f;
     }
     // Token t's results are `step` after those of t - 1; with an order (and one head) the order says where.
     float* const out = reinterpret_cast<float*>(part.out) + row;
@@ -138,7 +148,8 @@ __device__ void finish(const Job& job, const Rounded& x, const Share& share, con
         for (int j = 0; j < 4 * warp.kB; ++j) {
             const int r = j / 2 * 8 + j % 2;
             if (r < left)
-                to[r] = fmaf(warp.sums[i / 2][j / 2][i % 2 * 2 + j % 2], factor, bias[j / 2][j % 2]);
+                to[r] = fmaf(warp.sums[i / 2][j / 2][i % 2 * 2 + j % 2] * inverse[j / 2][j % 2], factor,
+                             bias[j / 2][j % 2]);
         }
     }
 }
@@ -164,7 +175,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
         if (W::kScales == 0 || factor != 1 || !head.too_large) break;
         factor = power_of_2(-kShift);
     }
-    finish(job, x, head.share, places, 1 / factor, partial, columns, warp);
+    finish<W>(job, x, head.share, places, 1 / factor, partial, columns, warp);
 }
 
 /// out = the sum over splits + bias; a thread a number.
@@ -204,10 +215,30 @@ int rows_of_tile(int tokens) {
     return rows;
 }
 
+template <class W>
+void start_tiles(const Device& device, const Job& job, const Rounded& x, float* partial, const int* only_if) {
+    const Tiling tiling = tiling_of(device, job);
+    const int columns = columns_of(job);
+    with_tile(tiling.tokens, [&](auto tile) {
+        using S = decltype(tile);
+        const Shape shape{.grid = dim3(divide_up(job.tokens, S::kTokens) * job.group, tiles_of(job, S::kRows),
+                                       tiling.splits),
+                          .block = dim3(kTileThreads),
+                          .shared_bytes = Layout<W, S>::kBytes};
+        launch(device, many_kernel<W, S>, shape, job, x, W::row_bytes(job.k),
+               tiling.splits > 1 ? partial : nullptr, columns, only_if);
+    });
+    if (tiling.splits == 1) return;
+    const Shape adding{.grid = dim3(divide_up(columns, kTileThreads), job.tokens),
+                       .block = dim3(kTileThreads)};
+    launch(device, add_splits, adding, job, partial, columns, tiling.splits, only_if);
+}
+
 }  // namespace
 
 /// Large tiles read shared memory half as often; small ones are faster where large ones, even with k divided,
-/// would leave half of the multiprocessors idle. A part of k has at least kMinPart.
+/// would leave half of the multiprocessors idle. Split numbers, of which as many bytes are more products,
+/// have small ones only where no division of k is enough. A part of k has at least kMinPart.
 Tiling tiling_of(const Device& device, const Job& job) {
     const int processors = std::max(device.processors, 1);
     Tiling t{.tokens = tokens_of_tile(job.tokens)};
@@ -215,8 +246,9 @@ Tiling tiling_of(const Device& device, const Job& job) {
         t.rows = rows_of_tile(t.tokens);
         return tiles_of(job, t.rows) * divide_up(job.tokens, t.tokens) * job.group;
     };
-    if (t.tokens == 128 && 2 * tiles() < processors) t.tokens = 64;
-    t.splits = std::clamp(std::min(2 * processors / std::max(tiles(), 1), job.k / kMinPart), 1, kSplits);
+    const int most = std::clamp(job.k / kMinPart, 1, kSplits);
+    if (t.tokens == 128 && 2 * tiles() * (job.split ? most : 1) < processors) t.tokens = 64;
+    t.splits = std::clamp(2 * processors / std::max(tiles(), 1), 1, most);
     return t;
 }
 
@@ -232,24 +264,11 @@ size_t split_bytes(const Device& device, const Job& job) {
 
 void many_tokens(const Device& device, DType dtype, const Job& job, const Rounded& x, float* partial,
                  const int* only_if) {
-    const Tiling tiling = tiling_of(device, job);
-    const int columns = columns_of(job);
-    with_weight(dtype, [&](auto w) {
-        with_tile(tiling.tokens, [&](auto tile) {
-            using W = decltype(w);
-            using S = decltype(tile);
-            const Shape shape{.grid = dim3(divide_up(job.tokens, S::kTokens) * job.group,
-                                           tiles_of(job, S::kRows), tiling.splits),
-                              .block = dim3(kTileThreads),
-                              .shared_bytes = Layout<W, S>::kBytes};
-            launch(device, many_kernel<W, S>, shape, job, x, W::row_bytes(job.k),
-                   tiling.splits > 1 ? partial : nullptr, columns, only_if);
-        });
-    });
-    if (tiling.splits == 1) return;
-    const Shape adding{.grid = dim3(divide_up(columns, kTileThreads), job.tokens),
-                       .block = dim3(kTileThreads)};
-    launch(device, add_splits, adding, job, partial, columns, tiling.splits, only_if);
+    with_weight(dtype, [&](auto w) { start_tiles<decltype(w)>(device, job, x, partial, only_if); });
+}
+
+void many_floats(const Device& device, const Job& job, const Rounded& x, float* partial) {
+    start_tiles<SplitWeight>(device, job, x, partial, nullptr);
 }
 
 int ordered_tile(int pairs, int n_experts) { return tokens_of_tile(pairs / n_experts); }

@@ -150,6 +150,41 @@ struct WarpTile {
             }
         }
     }
+
+    /// The same of split numbers (linear_job.cuh): three products of two parts each, without the one of both
+    /// low ones. Tensor cores truncate sums, so each 16 of k are added to the others' outside of them.
+    __device__ void multiply_split(const unsigned char* tokens, const unsigned char* weights) {
+        constexpr int kLow = 2 * kSplitRun;  // bytes from high parts to low ones
+        const int eight = lane / 8, in_eight = lane % 8;
+        const int a_at = S::at(token + eight % 2 * 8 + in_eight, eight / 2);
+        const int b_at = S::at(row + eight / 2 * 8 + in_eight, eight % 2);
+#pragma unroll
+        for (int k = 0; k < S::kRowBytes; k += 2 * kLow) {
+            uint32_t high[kB][4], low[kB][4];
+#pragma unroll
+            for (int j = 0; j < kB; ++j) {
+                load_matrices(high[j], weights + (b_at ^ k) + 16 * j * S::kRowBytes);
+                load_matrices(low[j], weights + (b_at ^ (k + kLow)) + 16 * j * S::kRowBytes);
+            }
+#pragma unroll
+            for (int i = 0; i < kA; ++i) {
+                uint32_t a_high[4], a_low[4];
+                load_matrices(a_high, tokens + (a_at ^ k) + 16 * i * S::kRowBytes);
+                load_matrices(a_low, tokens + (a_at ^ (k + kLow)) + 16 * i * S::kRowBytes);
+#pragma unroll
+                for (int j = 0; j < 2 * kB; ++j) {
+                    const uint32_t* const b = &high[j / 2][j % 2 * 2];
+                    const uint32_t* const b_low = &low[j / 2][j % 2 * 2];
+                    float sum[4];
+                    multiply_f16(sum, a_low, b[0], b[1]);
+                    multiply_add_f16(sum, a_high, b_low[0], b_low[1]);
+                    multiply_add_f16(sum, a_high, b[0], b[1]);
+#pragma unroll
+                    for (int n = 0; n < 4; ++n) sums[i][j][n] += sum[n];
+                }
+            }
+        }
+    }
 };
 
 }  // namespace slimrt::cuda
