@@ -18,6 +18,7 @@ import pytest
 
 import slimrt
 from conftest import GOLDEN, PROMPT, third_party
+from slimrt.cli import generate
 from slimrt.generation.stream import Stream
 from slimrt.modelfile.gguf import Tensor, read_gguf, write_gguf
 from slimrt.runtime.session import read_header
@@ -157,6 +158,33 @@ def test_ctrl_c_before_the_text_names_the_session_that_is_not_saved(run, tiny, t
     monkeypatch.setattr(Stream, "__next__", interrupted)
     code, _, err = run("generate", tiny, "-p", PROMPT, "--save-session", tmp_path / "s")
     assert code == 130 and f"{tmp_path / 's'} is not written" in err and not (tmp_path / "s").exists()
+
+
+def test_ctrl_c_after_a_shift_saves_the_session(run, tiny, tmp_path, monkeypatch):
+    pieces, following = [], Stream.__next__
+
+    def interrupted(self):
+        if len(pieces) == 8:
+            raise KeyboardInterrupt
+        pieces.append(following(self))
+        return pieces[-1]
+
+    monkeypatch.setattr(Stream, "__next__", interrupted)
+    with slimrt.Model(tiny, n_ctx=200) as model:
+        ids = model.tokenize(PROMPT * 4)
+    shift = ("--temp", 0, "--ignore-eos", "-c", len(ids) + 2, "--context-shift")
+    code, _, err = run("generate", tiny, "-p", PROMPT * 4, "-n", 40, *shift, "--save-session", tmp_path / "s")
+    saved = read_header(tmp_path / "s")["tokens"]
+    assert code == 130 and "older ones were dropped" in err and len(saved) < len(ids)
+
+
+def test_a_saved_session_has_no_drafts(tiny, tmp_path):
+    """Ctrl-C may leave some behind the text."""
+    with slimrt.Model(tiny, n_ctx=64) as model, model.session() as session:
+        ids = model.tokenize(PROMPT)
+        session.append([*ids, 5, 6, 7])
+        generate._save(session, [*ids, 5], 0, str(tmp_path / "s"))
+    assert read_header(tmp_path / "s")["tokens"] == [*ids, 5]
 
 
 def test_a_reader_that_goes_away(tiny):

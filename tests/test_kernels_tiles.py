@@ -144,7 +144,7 @@ def test_absorbed_rows_of_four_bits_are_multiplied_as_bf16(call, loud, one_scale
     p, size = call.weights(q, known, rope)
     turned = 1e-5 * (1 + size) * np.abs(known).max()
     p = p.swapaxes(0, 1).reshape(-1, call.rows)  # of each query and head
-    off = np.abs(got.reshape(len(p), -1) - p @ known) > 2.0**-8 * (p @ furthest) + turned
+    off = ~(np.abs(got.reshape(len(p), -1) - p @ known) <= 2.0**-8 * (p @ furthest) + turned)
     assert not off.any(), np.argwhere(off)
 
 

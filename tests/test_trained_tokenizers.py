@@ -84,6 +84,20 @@ def test_ids_and_text_are_the_library_s(make, arch, tmp_path):
     assert longest > 4  # it has learned words
 
 
+def test_added_tokens_within_words_of_t5(tmp_path):
+    """In normalised text, as add_tokens() wants them: the space that T5 puts in front of a text is not part of it."""
+    theirs = unigram()
+    theirs.add_tokens(["<mark>"])
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    fields, _ = vocabulary_fields(tmp_path, "t5", theirs.get_vocab_size())
+    ours = slimrt.Tokenizer.from_gguf_fields({key: field.value for key, field in fields.items()})
+    for text in ("tell me<mark>now", "<mark>now"):
+        assert ours.encode(text) == theirs.encode(text).ids
+
+
 def test_ids_of_marks_that_combine_are_sentencepiece_s(tmp_path):
     """Its table is looked up place by place, not grapheme by grapheme, by which accents and voicings would be lost."""
     sentencepiece = pytest.importorskip("sentencepiece")

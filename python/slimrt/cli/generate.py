@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         code = _print(args, prompt, stream)
         result = stream.result
         if session is not None and args.save_session:
-            if code == 0 or session.length >= len(ids):
+            if code == 0 or (session.length and session.length + result.shifted >= len(ids)):
                 _save(session, [*ids, *result.tokens], result.shifted, args.save_session)
             else:
                 note(args, f"slimrt: {args.save_session} is not written: Ctrl-C came before the text was computed")
@@ -226,6 +226,8 @@ def _print(args: argparse.Namespace, prompt: str, stream: Stream) -> int:
 def _save(session: Session, tokens: list[int], shifted: int, path: str) -> None:
     """Save the session with the whole text, without tokens shifted out. The last token, chosen but not computed yet, is
     computed first, unless the context is full."""
+    if session.length > len(tokens) - shifted:  # Ctrl-C has left drafts
+        session.truncate(len(tokens) - shifted)
     left = tokens[session.length + shifted :][: session.runtime.n_ctx - session.length]
     if left:
         session.append(left, last_only=True)

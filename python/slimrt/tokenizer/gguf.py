@@ -163,6 +163,8 @@ def _flags(own: Fields, fields: Mapping[str, Any], tokens: list[str]) -> dict[st
     of_each = list(zip(ids, own.numbers("added_flags", len(ids)), strict=True))
     flags = {name: frozenset(id for id, bits in of_each if int(bits) >> at & 1) for at, name in enumerate(FLAGS)}
     arch, model = fields.get("general.architecture", ""), fields.get("tokenizer.ggml.model", "")
+    if model == "t5":  # its normalizer puts a space in front, which a token within a text does not have
+        flags["normalized"] = frozenset()
     if not ids and strips_unsaid(arch, model):
         keep = ("<unk>", "<s>", "<|endoftext|>")
         flags["rstrip"] = frozenset(id for id, text in enumerate(tokens) if text not in keep)
