@@ -108,7 +108,7 @@ void multiply_rows(const TiledCodes& x, int32_t* sums) {
                     transpose_block(block + x.offset, x.stride, b + i * kBlockTokens / 4 * kQuadBytes);
             }
         };
-        multiply_filled({.a = x.weights + pair * x.weights_stride,
+        multiply_filled({.a = static_cast<const uint8_t*>(x.weights) + pair * x.weights_stride,
                          .a_stride = x.weights_stride,
                          .a_next = x.n_pairs - pair > tile_rows ? tile_rows * x.weights_stride : 0,
                          .b = b,

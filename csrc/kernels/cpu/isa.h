@@ -147,7 +147,7 @@ struct TileOperands {
 };
 /// 32 columns of rows in q8 and the weights of pairs that meet them. Sums of 32 pairs are kTiledSums apart.
 struct TiledCodes {
-    const uint8_t* weights;
+    const void* weights;
     int64_t weights_stride, n_pairs;
     const void* const* blocks;  // two for each step; nullptr: the weights of its rows are 0
     int64_t offset, stride;     // of the columns in a block, of rows
