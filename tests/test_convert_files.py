@@ -226,6 +226,9 @@ def test_a_directory_is_converted_once_and_again_when_it_changes(tmp_path, monke
     assert second != first and sorted((tmp_path / "cache").glob("*.gguf")) == sorted([first, second])
     one, two = values_of(first), values_of(second)
     assert all(np.array_equal(one[name], two[name]) for name in one)
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "rag.jinja").write_text("r")
+    assert reading.cached_gguf(directory) not in (first, second)
 
 
 def test_the_cache_directory_follows_the_environment(monkeypatch):

@@ -152,8 +152,9 @@ def test_shards_come_together():
 
 def test_a_repository_without_gguf():
     plain = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer.model", "chat_template.jinja"]
+    plain.append("additional_chat_templates/tool_use.jinja")
     others = ["pytorch_model.bin", "onnx/model.onnx", "consolidated.safetensors", "model.fp16.safetensors", "a.md",
-              "original/params.json"]  # fmt: skip
+              "original/params.json", "examples/a.jinja"]  # fmt: skip
     assert choose("o/r", plain + others) == hub_names.Chosen("", tuple(sorted(plain)))
     shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)] + ["model.safetensors.index.json", "config.json"]
     assert set(choose("o/r", [*shards, "consolidated.00.pth"]).files) == set(shards)
@@ -207,9 +208,10 @@ def test_all_shards_are_fetched(hub, tiny, tmp_path, offline):
 
 def test_a_directory_is_fetched_without_what_is_not_read(hub, run, tmp_path):
     files = {path.name: path.read_bytes() for path in (GOLDEN / "llama_mha").iterdir() if path.suffix != ".npz"}
-    hub.repositories["org/dense"] = Repository({**files, "pytorch_model.bin": b"x", "onnx/model.onnx": b"x"})
+    files |= {"additional_chat_templates/rag.jinja": b"r", "pytorch_model.bin": b"x", "onnx/model.onnx": b"x"}
+    hub.repositories["org/dense"] = Repository(files)
     code, out, err = run("inspect", "org/dense", "--json")
-    assert code == 0 and "converting dense once, " in err and hub.fetched()
+    assert code == 0 and "converting dense once, " in err and "rag.jinja" in hub.fetched()
     assert not {"pytorch_model.bin", "model.onnx"} & set(hub.fetched())
     report = json.loads(out)
     assert report["metadata"]["general.name"] == "dense" and report["path"].startswith(str(tmp_path / "hf"))

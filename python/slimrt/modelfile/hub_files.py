@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from slimrt.errors import DownloadError, UnsupportedError
 
 USUAL_TYPE = "Q4_K_M"
-MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja")  # files of a directory that a conversion may read
+# Files of a directory that a conversion may read, of its folders those of further chat templates.
+MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "additional_chat_templates/*.jinja")
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _TYPE = re.compile(r"(?:^|[-._/])((?:IQ|TQ|Q)\d(?:_\w+)?|MXFP4\w*|NVFP4|BF16|F16|F32)(?=[-./]|$)", re.IGNORECASE)
 _NOT_RUN = ("IQ1", "NVFP4")  # types that slimrt does not support
@@ -117,7 +118,8 @@ def _directory(repo: str, files: Sequence[str], wanted: str) -> Chosen:
             f"{repo} has no '{wanted}' and no GGUF file: give {repo} alone for its safetensors, and the type to slimrt "
             "convert --outtype"
         )
-    read = [file for file in at_top if any(fnmatch.fnmatch(file, one) for one in MODEL_FILES)]
+    inside = [file for file in files if "/" in file]
+    read = [file for one in MODEL_FILES for file in fnmatch.filter(inside if "/" in one else at_top, one)]
     if _SINGLE in read:  # only this is read; other safetensors contain the same weights in other types
         read = [file for file in read if file == _SINGLE or not file.endswith(".safetensors")]
-    return Chosen("", tuple(read))
+    return Chosen("", tuple(sorted(read)))
