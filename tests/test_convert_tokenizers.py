@@ -170,6 +170,28 @@ def test_all_ids_that_end_a_text(tmp_path):
     assert slimrt.Tokenizer(tmp_path / "again.gguf").eog_ids == {1, *range(first, first + 4)}
 
 
+def test_another_end_than_eos_behind_each_text(tmp_path):
+    """As Qwen3-Embedding's, whose vectors are those of this token."""
+    made = byte_level("qwen2")
+    made.add_special_tokens(["<|vector|>", "<|im_end|>"])
+    end, eos = map(made.token_to_id, ("<|vector|>", "<|im_end|>"))
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        "$A <|vector|>", special_tokens=[("<|vector|>", end)]
+    )
+    settings = {"bos_token": "<s>", "eos_token": "<|im_end|>", "chat_template": "{{ messages[0].content }}"}
+    directory = with_tokenizer(tmp_path, made, made.get_vocab_size(), **settings)
+    with pytest.raises(UnsupportedError, match=rf"adds the ids \[{end}\]"):  # which ends nothing here
+        read_hf(directory)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [eos, end]}))
+    convert(directory, tmp_path / "out.gguf")
+    got = slimrt.Tokenizer(tmp_path / "out.gguf")
+    assert got.encode("the end") == made.encode("the end").ids and got.eog_ids == {eos, end}
+    settings["chat_template"] += "{{ eos_token }}"
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UnsupportedError, match=rf"adds the ids \[{end}\]"):
+        read_hf(directory)
+
+
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
 @pytest.mark.parametrize("make", [lambda: byte_level("qwen2"), sentencepiece_like], ids=["bytes", "sentencepiece"])
 def test_how_added_tokens_are_found(make, flag, tmp_path):

@@ -152,7 +152,7 @@ def test_shards_come_together():
 
 def test_a_repository_without_gguf():
     plain = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer.model", "chat_template.jinja"]
-    plain.append("additional_chat_templates/tool_use.jinja")
+    plain += ["additional_chat_templates/tool_use.jinja", "1_Pooling/config.json"]
     others = ["pytorch_model.bin", "onnx/model.onnx", "consolidated.safetensors", "model.fp16.safetensors", "a.md",
               "original/params.json", "examples/a.jinja"]  # fmt: skip
     assert choose("o/r", plain + others) == hub_names.Chosen("", tuple(sorted(plain)))

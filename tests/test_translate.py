@@ -106,6 +106,8 @@ def test_languages_that_a_model_needs(tmp_path, capsys):
                 model.translate("We hold", **languages)
         with pytest.raises(ValueError, match="a text of this model is in a language, which has to be named"):
             model.text2text("We hold")
+        with pytest.raises(ValueError, match="a text of this model is in a language, which has to be named"):
+            model.create_embedding("We hold")
         with pytest.raises(UnsupportedError, match="is an encoder-decoder of texts .*use slimrt text2text or trans"):
             model.generate("We hold")
         ids = model.tokenize("We hold")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
@@ -216,7 +215,7 @@ class Tasks:
 
     @overload
     def embed(
-        self, texts: Texts, *, pooling: Literal["mean", "last"] = "mean", normalize: bool = True
+        self, texts: Texts, *, pooling: Literal["auto", "mean", "last"] = "auto", normalize: bool = True
     ) -> NDArray[np.float32]: ...
 
     @overload
@@ -224,12 +223,12 @@ class Tasks:
 
     @overload
     def embed(
-        self, texts: Text, *, pooling: Literal["mean", "last"] | None = "mean", normalize: bool = True
+        self, texts: Text, *, pooling: Literal["auto", "mean", "last"] | None = "auto", normalize: bool = True
     ) -> NDArray[np.float32]: ...
 
     @named
     def embed(
-        self, texts: Text | Texts, *, pooling: Literal["mean", "last"] | None = "mean", normalize: bool = True
+        self, texts: Text | Texts, *, pooling: Literal["auto", "mean", "last"] | None = "auto", normalize: bool = True
     ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         """Embed texts: float32 (n, d_model) for a list of n, computed n_seqs at a time; (d_model,) for one text.
 
@@ -237,18 +236,18 @@ class Tasks:
 
         Args:
             texts: a text, or its token ids; or a list of these.
-            pooling: "mean": over a text's tokens, BOS included; "last": the last token's vector; None: no pooling,
-                float32 (tokens, d_model) for each text.
+            pooling: "mean": over a text's tokens, BOS included; "last": the last token's vector; "auto": which of these
+                the model's files say, "mean" if they say nothing; None: no pooling, float32 (tokens, d_model) for each
+                text.
             normalize: divide each vector by its Euclidean norm.
 
         Raises:
             ContextOverflowError: a text does not fit. ValueError: a text has no tokens.
-            UnsupportedError: another pooling, or a model that does not read text.
+            UnsupportedError: another pooling, here or in the model's files; or a model that does not read text.
         """
         several = is_batch(texts)
         given: list[Any] = list(texts) if several else [texts]
-        read = self._source_ids if self._runtime.source.kind == "text2text" else partial(as_prompt, self._runtime)
-        ids = [read(one) for one in given]
+        ids = [self._read_ids(one) for one in given]
         vectors = embed(self._runtime, ids, pooling, normalize)
         if not several:
             return vectors[0]
@@ -344,6 +343,11 @@ class Tasks:
 
     def _require_text2text(self) -> None:
         require(self._runtime, "text2text", to="turn a text into another")
+
+    def _read_ids(self, text: Text) -> list[int]:
+        """The ids that the model reads: a prompt's, or its encoder's."""
+        encodes = self._runtime.source.kind == "text2text"
+        return self._source_ids(text) if encodes else as_prompt(self._runtime, text)
 
     def _source_ids(self, text: Text) -> list[int]:
         if isinstance(text, str):

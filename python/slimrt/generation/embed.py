@@ -19,7 +19,7 @@ from slimrt.runtime.kinds import require
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session, check_length
 
-POOLINGS = ("mean", "last", None)
+POOLINGS = ("auto", "mean", "last", None)
 
 Vectors = NDArray[np.float32]
 
@@ -45,8 +45,10 @@ def embeddings(
 ) -> list[Task[Vectors]]:
     """The same as one task for each text. The arguments are checked here, before any task runs."""
     if pooling not in POOLINGS:
-        raise UnsupportedError(f"pooling {pooling!r} is not supported; supported: 'mean', 'last' and None")
+        raise UnsupportedError(f"pooling {pooling!r} is not supported; supported: 'mean', 'last', 'auto' and None")
     encodes = require(runtime, "text", "text2text", to="embed a text") == "text2text"
+    if pooling == "auto":
+        pooling = runtime.source.pooling
     make = _embed_encoder if encodes else _embed_decoder
     for number, text in enumerate(texts):
         _check(runtime, text, number)

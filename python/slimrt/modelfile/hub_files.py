@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from slimrt.errors import DownloadError, UnsupportedError
 
 USUAL_TYPE = "Q4_K_M"
-# Files of a directory that a conversion may read, of its folders those of further chat templates.
-MODEL_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "additional_chat_templates/*.jinja")
+# Files of a directory that a conversion may read, of its folders further chat templates and how vectors are pooled.
+MODEL_FILES = (
+    "*.json", "*.safetensors", "*.model", "*.jinja", "additional_chat_templates/*.jinja", "*_Pooling/config.json",
+)  # fmt: skip
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _TYPE = re.compile(r"(?:^|[-._/])((?:IQ|TQ|Q)\d(?:_\w+)?|MXFP4\w*|NVFP4|BF16|F16|F32)(?=[-./]|$)", re.IGNORECASE)
 _NOT_RUN = ("IQ1", "NVFP4")  # types that slimrt does not support

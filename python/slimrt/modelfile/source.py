@@ -36,6 +36,7 @@ KINDS = {
     "chronos-2": "a Chronos-2 model",
 }
 """The kinds of models, and what messages call them."""
+_POOLINGS = {1: "mean", 3: "last"}  # GGUF's numbers
 
 
 class ModelSource:
@@ -104,6 +105,22 @@ class ModelSource:
     def architecture(self) -> str:
         """GGUF's name of it."""
         return str(self.file.value("general.architecture"))
+
+    @property
+    def pooling(self) -> str:
+        """How vectors of texts are pooled: as the file says, "mean" if it says nothing.
+
+        Raises:
+            UnsupportedError: in a way that slimrt does not have.
+        """
+        key = f"{self.architecture}.pooling_type"
+        said = self.file.value(key) if key in self.file.keys() else 1
+        if not isinstance(said, int) or said not in _POOLINGS:
+            raise UnsupportedError(
+                f"{self.name} was made for another pooling than slimrt has ({key} is {said}): name one, pooling='mean' "
+                "or 'last', if its vectors are of use so"
+            )
+        return _POOLINGS[said]
 
     @property
     def described(self) -> str:

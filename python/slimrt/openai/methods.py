@@ -175,7 +175,7 @@ class OpenAIMethods(TextGeneration):
     def create_embedding(
         self, input: Text | Texts, *, model: str | None = None, encoding_format: str = "float", **options: Any
     ) -> Json:
-        """Embed texts as vectors of length 1, the means of their tokens' hidden states (see embed): returns a list.
+        """Embed texts as vectors of length 1 (see embed): returns a list.
 
         Args:
             input: a text or its token ids, or a list of these.
@@ -191,7 +191,7 @@ class OpenAIMethods(TextGeneration):
                 raise TypeError(refusal("create_embedding", name, {"input", "model", "encoding_format"}))
         if encoding_format not in ("float", "base64"):
             raise UnsupportedError(unknown("encoding_format", encoding_format, ["float", "base64"]))
-        ids = [as_prompt(self._runtime, one) for one in _listed(input)]
+        ids = [self._read_ids(one) for one in _listed(input)]
         vectors = np.asarray(self.embed(ids), np.float32)
         name = model or self._runtime.source.name
         return embeddings(vectors, sum(map(len, ids)), name, encoding_format)

@@ -153,7 +153,7 @@ class Routes:
 
             try:
                 ids, encoding = await self._service.apart(read)
-                tasks = embedding_tasks(model._runtime, ids, "mean", True)
+                tasks = embedding_tasks(model._runtime, ids, "auto", True)
                 vectors = await self._service.computed(exchange, tasks)
             except ClientGone:
                 raise

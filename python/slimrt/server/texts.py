@@ -16,7 +16,6 @@ from slimrt.model import Model
 from slimrt.openai.responses import Head, Json
 from slimrt.results import Generation, TokenLogprob
 from slimrt.runtime.kinds import require
-from slimrt.runtime.session import as_prompt
 from slimrt.server.engine_thread import EngineThread, Making, News
 from slimrt.server.errors import refusal_of, timed_out
 from slimrt.server.exchange import PING_EVERY, ClientGone, Exchange
@@ -73,8 +72,7 @@ class _SearchedTranslation(SearchedRun, EncodedRun):
 
 def prompt_of(model: Model, prompt: str | Sequence[int]) -> list[int]:
     """The ids of a prompt (text or ids): to be continued, or what an encoder reads."""
-    runtime = model._runtime
-    return model._source_ids(prompt) if runtime.source.kind == "text2text" else as_prompt(runtime, prompt)
+    return model._read_ids(prompt)
 
 
 def translation_of(model: Model, request: CompletionRequest) -> Translation | None:

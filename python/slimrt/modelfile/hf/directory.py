@@ -24,6 +24,7 @@ from slimrt.modelfile.hf.generation_fields import generation_fields
 from slimrt.modelfile.hf.layout import Layout
 from slimrt.modelfile.hf.multimodal import TextPart
 from slimrt.modelfile.hf.peft import CONFIG, Adapted, Peft
+from slimrt.modelfile.hf.pooling import pooling_fields
 from slimrt.modelfile.hf.rope import rope_fields
 from slimrt.modelfile.hf.safetensors_files import DTYPES, Alias, Checkpoint
 from slimrt.modelfile.hf.seq2seq_fields import text2text_fields
@@ -51,11 +52,12 @@ def read_hf(directory: Path, adapters: Sequence[Peft] = ()) -> tuple[ModelData, 
     vocabulary, warnings = vocabulary_fields(directory, config.family.arch, Sizes.of(config).v)
     if part.note:
         warnings, vocabulary["slimrt.text_part"] = [*warnings, part.note], string(part.note)
+    pooling, unpooled = pooling_fields(directory, config.family.arch)
     if "slimrt.chronos.kind" in model.metadata:
         warnings = []  # a series is no text: it needs no tokenizer
     if (directory / CONFIG).is_file() and not any(directory.samefile(one.directory) for one in adapters):
         warnings = [*warnings, f"the adapter in {directory} is not merged: slimrt convert --lora {directory} does it"]
-    return model.with_metadata(settings | vocabulary), warnings + unapplied
+    return model.with_metadata(settings | pooling | vocabulary), warnings + unapplied + unpooled
 
 
 def _untied(config: Config, checkpoint: Checkpoint, adapters: Sequence[Peft]) -> Checkpoint | Alias:

@@ -44,13 +44,18 @@ def as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; ModelFormatError if that is not what it holds."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{path}: not JSON: {error}") from error
+    value = read_json_value(path)
     if not isinstance(value, dict):
         raise ModelFormatError(f"{path}: not a JSON object")
     return value
+
+
+def read_json_value(path: Path) -> Any:
+    """What a JSON file holds. ModelFormatError: it is not JSON."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{path}: not JSON: {error}") from error
 
 
 class Checkpoint:

@@ -107,9 +107,8 @@ def _fields(
             "scores": array(_scores(directory, tokens, merges), GGUFValueType.FLOAT32),
             "add_space_prefix": boolean(vocabulary.strips_space),
         }
-    if not whisper:
-        _require_plain_ends(vocabulary, where)
-    ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "unknown": tokenizer.unk_id, "padding": tokenizer.pad_id}
+    end = tokenizer.eos_id if whisper else _end(tokenizer, where)
+    ids = {"bos": tokenizer.bos_id, "eos": end, "unknown": tokenizer.unk_id, "padding": tokenizer.pad_id}
     fields = kind | {
         "tokens": array(tokens, GGUFValueType.STRING),
         "token_type": array(types, GGUFValueType.INT32),
@@ -189,13 +188,20 @@ def _pre_tokenizer(vocabulary: Vocabulary, ignore_merges: bool, where: Path) -> 
     )
 
 
-def _require_plain_ends(vocabulary: Vocabulary, where: Path) -> None:
-    ends = {"bos": vocabulary.prefix, "eos": vocabulary.suffix}
-    for name, around in ends.items():
-        if around not in ((), (vocabulary.special_ids.get(name),)):
+def _end(tokenizer: Tokenizer, where: Path) -> int | None:
+    """The id that is EOS in GGUF: what is added to texts, which is another end than EOS in Qwen3-Embedding, if that
+    changes nothing else. UnsupportedError: GGUF cannot say what is added to a text."""
+    vocabulary, end = tokenizer.vocabulary, tokenizer.eos_id
+    templates = [tokenizer.chat_template or "", *tokenizer.chat_templates.values()]
+    if not any("eos_token" in one for one in templates) and tokenizer.eog_ids.issuperset(vocabulary.suffix):
+        end = vocabulary.suffix[0] if len(vocabulary.suffix) == 1 else end
+    ends = {"bos": (vocabulary.prefix, tokenizer.bos_id), "eos": (vocabulary.suffix, end)}
+    for name, (around, id) in ends.items():
+        if around not in ((), (id,)):
             raise UnsupportedError(
                 f"{where}: adds the ids {list(around)} to a text; GGUF can only say whether {name.upper()} is added"
             )
+    return end
 
 
 def _require_sentencepiece(vocabulary: Vocabulary, model: Mapping[str, Any], where: Path) -> None:
