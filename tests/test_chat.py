@@ -165,8 +165,8 @@ class TestMessages:
         for thoughts, shown in (({"reasoning_content": "hm"}, "[hm\n\nso|]4"), ({}, "[|so]4")):
             messages = [MESSAGES[0], call | thoughts, {"role": "tool", "content": "4"}]
             assert text(template, messages).endswith(shown)
-        plain = "{{ messages[1].thinking }}|{{ messages[1].content }}"
-        assert text(plain, [MESSAGES[0], call | {"thinking": "hm"}, {"role": "tool", "content": "4"}]) == "hm|so"
+        plain = "{{ messages[1].thinking }}|{{ messages[1].content }};{{ messages[2].content }}"
+        assert text(plain, [MESSAGES[0], call | {"thinking": "hm"}, {"role": "tool", "content": "4"}]) == "hm|so;4"
 
     @pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
     def test_thoughts_by_any_name(self, name):
@@ -416,6 +416,14 @@ class TestErrors:
         messages = [{"role": "system", "content": "be brief"}, MESSAGES[0], call, {"role": "tool", "content": "4"}]
         assert text(template, messages[:2]).startswith("be brief:")
         assert text(template, messages) == f"{MESSAGES[0]['content']};;4;"
+
+    def test_a_tool_s_result_that_the_template_leaves_out(self):
+        call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
+        messages = [MESSAGES[0], call, {"role": "tool", "content": 'it is "4"'}]
+        template = "{% for m in messages if m.role != 'user' %}{{ m.content | tojson }}{% endfor %}"
+        assert text(template, messages) == json.dumps("") + json.dumps('it is "4"')
+        with pytest.raises(ChatError, match=r"messages\[2\]: the chat template leaves the tool's result out"):
+            text("{% for m in messages if m.role in ('user', 'assistant') %}{{ m.content }}{% endfor %}", messages)
 
     def test_many_system_messages_take_no_more_time_each(self, monkeypatch):
         """One that the template changes is looked for by rendering the conversation again: all at once."""

@@ -62,6 +62,7 @@ FORMATS = {
     "UNSHOWN": ToolFormat(
         '<|tool_call|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]<|/tool_call|>", "table", shown=0
     ),
+    "GRANITE": ToolFormat('<|tool_call|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]", "table", shown=0),
     "FIRST_ALONE": ToolFormat('{"name": "', '", "parameters": ', None, "}", "template", shown=1),
     "CODED": ToolFormat(*HERMES, '}\n</tool_call>\n<tool_call>\n{"name": "', "}\n</tool_call>", "table", shown=0),
     "KIMI": ToolFormat(*KIMI, "template"),
@@ -313,6 +314,13 @@ def test_calls_that_the_template_drops_are_content(tokenizer, chat):
     shown = chat.detokenize(asked(chat, "UNSHOWN", messages=turns("first", "second")).ids)
     call = '{"name": "add", "arguments": {"a": 1}}'
     assert f"<assistant><|tool_call|>[{call}, {call}]<|/tool_call|>" in shown and "of second" in shown
+
+
+def test_results_have_the_role_that_the_template_names(chat):
+    shown = chat.detokenize(asked(chat, "GRANITE", messages=turns("first", "second")).ids)
+    call = '{"name": "add", "arguments": {"a": 1}}'
+    assert f"<assistant><|tool_call|>[{call}, {call}]<" in shown
+    assert "<tool_response>of first" in shown and "<tool_response>of second" in shown
 
 
 def test_a_template_that_shows_one_call_of_several(chat):

@@ -92,9 +92,15 @@ NUMBERED = (  # as Mistral Small 3.2's: an id before the arguments, and no longe
     "[TOOL_CALLS]{{ c.function.name }}[CALL_ID]{{ c.id }}[ARGS]{{ c.function.arguments | tojson }}{% endfor %}"
     "{{ eos_token }}{% endif %}{% endfor %}"
 )
-UNSHOWN = (  # as Granite 3's: knows tools, and drops calls
+UNSHOWN = (  # knows tools, and drops calls
     "{% if tools %}{{ tools | tojson }}<|tool_call|>{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
     "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+GRANITE = (  # as Granite 3.0's: drops calls, and names results otherwise than all others
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.role == 'assistant_tool_call' %}"
+    "<assistant><|tool_call|>{{ m.content }}{% elif m.role in ['user', 'assistant', 'tool_response'] %}"
+    "<{{ m.role }}>{{ m.content }}{% endif %}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 FIRST_ALONE = SPACED.replace("in m.tool_calls %}", "in m.tool_calls[:1] %}")  # as gpt-oss'
 KIMI = (  # as Kimi-K2's: the template makes the ids of calls, of their names and numbers

@@ -15,7 +15,7 @@ from slimrt.errors import ChatError, UnsupportedError
 from slimrt.plumbing.arguments import DEEPEST, is_deeper, unknown
 from slimrt.plumbing.files import decode_text
 from slimrt.tokenizer.chat_templates import ENDS, TEMPLATES
-from slimrt.tokenizer.messages import Message, checked_messages
+from slimrt.tokenizer.messages import Message, checked_messages, with_named_results
 from slimrt.tokenizer.template import TemplateTimeError, compiled
 
 if TYPE_CHECKING:
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 Template = str | os.PathLike[str]
 
 _PROBE = "730519826404"  # a text that no template writes by itself; without letters, since templates may change case
+
+_LEFT_OUT = {  # by role, what is said of a message that a template does not write
+    "system": "the system message out, as of a model trained without one; put it into the user's first message",
+    "tool": "the tool's result out, as of a model trained without tools; put it into a message of the user's",
+}
 
 _PRIVATE_USE = range(0xE000, 0xF900)  # characters that no vocabulary has, and that are not white space
 
@@ -136,7 +141,7 @@ def _render(
     _check_variables(variables, {"messages", "add_generation_prompt", *tokens})
     template = find_template(tokenizer, chat_template, tools=bool(variables.get("tools")))
     writer = compiled(template)
-    made = checked_messages(messages, template, answer=add_generation_prompt)
+    made = with_named_results(checked_messages(messages, template, answer=add_generation_prompt), template)
     marks = _Marks(tokenizer.spelled_out)
     sought = frozenset(control for control in marks.controls if control in _searched_for(template))
     given = {"tools": None, "documents": None} | marks.put(variables)
@@ -154,19 +159,20 @@ def _render(
             raise ChatError(f"chat template: {error}") from error
 
     text = written(marked)
-    _check_system_messages(marked, text, written)
+    _check_what_is_left_out(marked, text, written)
     return marks, text
 
 
-def _check_system_messages(
+def _check_what_is_left_out(
     messages: list[dict[str, Any]], text: str, written: Callable[[list[dict[str, Any]]], str]
 ) -> None:
-    """ChatError: the template drops a system message. It may change one, as SmolLM3's, which removes /no_think."""
+    """ChatError: the template drops a system message or a tool's result. It may change one, as SmolLM3's, which removes
+    /no_think."""
     squeezed = "".join(text.split())
     probes = {
         i: f"{_PROBE}{i:06}"
         for i, message in enumerate(messages)
-        if message["role"] == "system" and "".join(message["content"].split()) not in squeezed
+        if message["role"] in _LEFT_OUT and "".join(message["content"].split()) not in squeezed
     }
     if not probes:
         return
@@ -177,14 +183,11 @@ def _check_system_messages(
     text = written(probed)
     # Mistral's templates write it before the last user message, and only if that is the last message of all.
     asked = max((at + 1 for at, one in enumerate(messages) if one["role"] == "user"), default=0)
-    if asked < len(messages) and min(probes) < asked:
+    if asked < len(messages) and any(messages[i]["role"] == "system" for i in probes if i < asked):
         text += written(probed[:asked])
     for i, probe in probes.items():
         if probe not in text:
-            raise ChatError(
-                f"messages[{i}]: the chat template leaves the system message out, as of a model trained without one; "
-                "put it into the user's first message"
-            )
+            raise ChatError(f"messages[{i}]: the chat template leaves {_LEFT_OUT[messages[i]['role']]}")
 
 
 class _Marks:

@@ -24,6 +24,7 @@ _TAKES_EITHER = re.compile(r"if message\.content and message\.thinking")
 
 _ROLES = ("system", "user", "assistant", "tool")
 _DEVELOPER = "developer"  # OpenAI's newer name for system
+_RESULT = "tool_response"  # Granite 3.0's name for tool
 
 
 def checked_messages(messages: Sequence[Message], template: str, answer: bool) -> list[dict[str, Any]]:
@@ -59,11 +60,22 @@ def checked_messages(messages: Sequence[Message], template: str, answer: bool) -
     return made
 
 
+def with_named_results(messages: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
+    """The messages with the role of tools' results as the template has it, where it names another than "tool"."""
+    if _names("tool", template) or not _names(_RESULT, template):
+        return messages
+    return [{**one, "role": _RESULT} if one["role"] == "tool" else one for one in messages]
+
+
+def _names(role: str, template: str) -> bool:
+    return f"'{role}'" in template or f'"{role}"' in template
+
+
 def _checked(where: str, message: Message, template: str) -> dict[str, Any]:
     if not isinstance(message, Mapping) or "role" not in message:
         raise ChatError(f"{where}: a message is a mapping with a role and a content, got {message!r}")
     role = message["role"]
-    named = isinstance(role, str) and (f"'{role}'" in template or f'"{role}"' in template)
+    named = isinstance(role, str) and _names(role, template)
     if role == _DEVELOPER and not named:
         role = "system"
     if not isinstance(role, str) or not (role in _ROLES or named):

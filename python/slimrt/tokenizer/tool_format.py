@@ -108,6 +108,10 @@ _TABLE: Sequence[tuple[Sequence[str], ToolFormat]] = (  # words that a template 
         ),
     ),
     (
+        ("<|tool_call|>", "tool_response"),  # Granite 3.0, whose calls end with the turn
+        ToolFormat('<|tool_call|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]", "table"),
+    ),
+    (
         ("<|tool_call|>",),
         ToolFormat('<|tool_call|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]<|/tool_call|>", "table"),
     ),
