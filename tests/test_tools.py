@@ -274,6 +274,10 @@ def test_calls_of_earlier_turns_are_as_the_template_wants_them(tokenizer):
         "role": "user", "content": "<tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response>",
     }  # fmt: skip
     assert messages[1]["tool_calls"] == [call]  # as it was
+    for given, text in (('{"a":"北京"}', '{"a":"北京"}'), ({"a": "北京"}, '{"a": "北京"}')):  # as models write it
+        other = [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": given}}]}]
+        assert history(other, FORMATS["TEXTUAL"])[0]["tool_calls"][0]["function"]["arguments"] == text
+        assert f'"arguments": {text}}}' in history(other, FORMATS["PLAIN"])[0]["content"]
     for wrong in ("{", "[1]", "[" * 5000, '{"a":' * 150 + "1" + "}" * 150):
         bad = {**call, "function": {"name": "add", "arguments": wrong}}
         with pytest.raises(ChatError, match=r"messages\[0\]: the arguments of add"):

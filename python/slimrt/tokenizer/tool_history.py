@@ -100,7 +100,9 @@ def _call(where: str, call: Any, as_text: bool) -> dict[str, Any]:
         raise ChatError(f"{where}: the arguments of {function['name']} are nested more than {DEEPEST} deep")
     if not isinstance(parsed, Mapping):
         raise ChatError(f"{where}: the arguments of {function['name']} must be a JSON object, got {arguments!r}")
-    return {**call, "function": {**function, "arguments": json.dumps(parsed) if as_text else parsed}}
+    if as_text:  # as the model wrote it, if it is given so
+        parsed = arguments if isinstance(arguments, str) else json.dumps(parsed, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": parsed}}
 
 
 def _with_calls_in_content(where: str, message: Any, format: ToolFormat) -> Any:
