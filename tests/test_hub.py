@@ -118,6 +118,14 @@ def test_urls_are_refused_with_what_to_type(run, url, said):
     assert code == 1 and "https://" in err
 
 
+def test_weights_alone_are_refused_with_what_to_type(run):
+    """Of the file itself was said that it is no GGUF, or to download it again."""
+    file = GOLDEN / "llama_mha" / "model.safetensors"
+    with pytest.raises(UnsupportedError, match="model.safetensors has weights alone: name its directory"):
+        slimrt.Model(file)
+    assert "has weights alone" in run("plan", file)[2]
+
+
 # ---------------------------------------------------------------- files
 @pytest.mark.parametrize(
     ("wanted", "file"),
@@ -160,6 +168,8 @@ def test_a_repository_without_gguf():
     assert set(choose("o/r", [*shards, "consolidated.00.pth"]).files) == set(shards)
     with pytest.raises(DownloadError, match="no 'q8_0' and no GGUF file: give o/r alone .*--outtype"):
         choose("o/r", plain, "q8_0")
+    with pytest.raises(DownloadError, match="model.safetensors has weights alone: give o/r without a file's name"):
+        choose("o/r", plain, "model.safetensors")
     with pytest.raises(UnsupportedError, match="no GGUF file and no config.json with safetensors.*it has .bin, .onnx"):
         choose("o/r", ["config.json", *others[:2]])
     with pytest.raises(DownloadError, match="name a file: o/r:ggml-base.bin; it has ggml-base.bin, ggml-tiny.bin"):

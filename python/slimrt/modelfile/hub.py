@@ -76,13 +76,15 @@ def located(path: str | os.PathLike[str], show_progress: bool | None = None) -> 
 
     Raises:
         DownloadError: no such repository, file or type, no access to it, no connection, or no disk space.
-        UnsupportedError: a URL, or a repository without files that slimrt can read.
+        UnsupportedError: a URL, a file of a directory, or a repository without files that slimrt can read.
         FileNotFoundError: a name without "hf://" whose first part is a local folder.
         ValueError: "hf://" without the name of a repository; or a path that is not UTF-8, which the engine requires.
     """
     text = re.sub("^hf:/+", "hf://", os.fspath(path))  # a Path has only one of the two slashes
     if Path(text).exists():
         check_utf8(text)
+        if text.endswith(".safetensors"):
+            raise UnsupportedError(f"{text} has weights alone: name its directory, in which config.json is, too")
         return Path(text)
     if url := _URL.fullmatch(text):
         raise UnsupportedError(_about_url(url))

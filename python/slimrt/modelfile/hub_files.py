@@ -48,6 +48,8 @@ def choose(repo: str, files: Iterable[str], wanted: str = "") -> Chosen:
         UnsupportedError: there is no model that slimrt can read.
     """
     files = sorted(files)
+    if wanted.endswith(".safetensors"):
+        raise DownloadError(f"{repo}: {wanted} has weights alone: give {repo} without a file's name")
     if wanted in files:
         return _whole(repo, files, wanted)
     found = [file for file in files if _is_model(file)]
