@@ -54,7 +54,8 @@ class Moonshine:
         return stretches(samples, longest, earliest=longest // 2, cuts=cuts)
 
     def window(self, samples: Samples, start: int, end: int) -> Task[list[Segment]]:
-        """The segment of a window; empty if there is no text."""
+        """The segment of a window; empty if there is no text. As Whisper's it begins with a space, so that the texts of
+        windows can be joined."""
         sequence = self.engine.new_sequence()
         try:
             part = samples[start:end]
@@ -65,7 +66,7 @@ class Moonshine:
             self.engine.free_sequence(sequence)
         text = self.tokenizer.decode(found.tokens, skip_special_tokens=True).strip()
         times = start / SAMPLE_RATE, end / SAMPLE_RATE
-        segment = Segment(0, *times, text, found.tokens, 0.0, found.score(), compression_ratio(text), 0.0)
+        segment = Segment(0, *times, f" {text}", found.tokens, 0.0, found.score(), compression_ratio(text), 0.0)
         return [segment] if text else []
 
     def _search(self, sequence: int, row: Logits, duration: float) -> Task[Hypothesis]:

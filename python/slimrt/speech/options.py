@@ -106,8 +106,9 @@ class Transcription:
         for name in ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold"):
             if getattr(self, name) is not None:
                 real(name, getattr(self, name))
-        if self.max_initial_timestamp is not None and real("max_initial_timestamp", self.max_initial_timestamp) < 0:
-            raise ValueError(f"max_initial_timestamp must not be negative, got {self.max_initial_timestamp}")
+        latest = self.max_initial_timestamp
+        if latest is not None and not 0 <= real("max_initial_timestamp", latest) < inf:
+            raise ValueError(f"max_initial_timestamp must be 0 or more, or None for no limit, got {latest}")
         exponent("length_penalty", self.length_penalty)
         if not 0 < real("patience", self.patience) < inf:
             raise ValueError(f"patience must be above 0, got {self.patience}")
