@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -28,7 +30,7 @@ from slimrt.errors import UnsupportedError
 from slimrt.speech.records import Word
 from slimrt.speech.rules import WhisperRules, compression_ratio, pieces
 from slimrt.speech.vocabulary import WhisperTokens
-from slimrt.speech.words import Spoken, median_filter, merge_punctuation, split_words, token_times, warp
+from slimrt.speech.words import Spoken, median_filter, merge_punctuation, split_words, spoken_words, token_times, warp
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
@@ -221,6 +223,27 @@ def test_words_are_tokens_up_to_the_next_space(tokens):
     assert [word for word, _ in words] == [" Hé", ",", " you", " two", "."]
     assert sum((ids for _, ids in words), []) == text
     assert [word for word, _ in split_words(tokens, said("日本"), "ja")] == ["日", "本"]
+
+
+class Evenly:
+    """Each token looks at five rows of its own."""
+
+    def truncate(self, sequence, length):
+        pass
+
+    def alignment(self, sequence, tokens, heads):
+        return np.repeat(np.eye(len(tokens), dtype=np.float32), 5, axis=1)[None] + 0.01
+
+
+def test_translations_have_the_words_of_english(tokens):
+    """Of a sound in a language without spaces, too."""
+    model, text = replace(tokens, languages={"ja": DE}), said(" two books")
+    spoken = {
+        task: spoken_words(Evenly(), 0, model, [(0, 0)], "ja", task, text, [0.5] * len(text), 200)[0]
+        for task in ("transcribe", "translate")
+    }
+    assert [one.word.word for one in spoken["translate"]] == [" two", " books"]
+    assert [one.word.word for one in spoken["transcribe"]][:3] == [" t", "w", "o"]
 
 
 def test_punctuation_joins_its_word():

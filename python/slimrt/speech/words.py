@@ -57,6 +57,7 @@ def spoken_words(
 
     Args:
         sequence: has the encoded window; it is left empty.
+        language: of the sound.
         text: ids without timestamps and control tokens; probabilities: of each.
         n_frames: mel frames of sound in the window.
     """
@@ -68,7 +69,7 @@ def spoken_words(
     weights = engine.alignment(sequence, forced, list(heads))[:, :, : max(n_frames // 2, 1)]
     engine.truncate(sequence, 0)
     rows = token_times(weights, len(prompt) - 1, len(text) + 1)
-    groups = split_words(tokens, text, language)
+    groups = split_words(tokens, text, "en" if task == "translate" else language)  # translations are English
     bounds = np.cumsum([0, *(len(ids) for _, ids in groups)]).tolist()
     begins = [float(rows[at]) * SECONDS_PER_TIME for at in bounds]
     times: Times = list(pairwise(begins))
