@@ -188,6 +188,8 @@ def test_forecasts_are_the_librarys(tmp_path):
             wanted = model.predict_quantiles(rows, 5, [0.1, 0.5])
         for one, row in zip(answer["data"], wanted, strict=True):
             np.testing.assert_allclose([one["quantiles"][level] for level in ("0.1", "0.5")], row.T, rtol=1e-5)
+        beyond = server.ask("/v1/forecasts", asked | {"quantile_levels": [0.02, 0.5]}).json
+        assert beyond["quantile_levels"] == [0.02, 0.5] and beyond["answered_levels"] == [0.1, 0.5]
         for wrong in ({}, {"series": []}, {"series": [["a"]]}, {"series": [10**400, 1]}, {"prediction_length": 0},
                       {"horizon": 3}, {"quantile_levels": ["x"]}, {"quantile_levels": [10**400]}, {"num_samples": 3},
                       {"top_p": 1.0}, {"seed": -1}, {"cross_learning": True}):  # fmt: skip

@@ -19,7 +19,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from slimrt.cache.server_sizes import SOUND_SECONDS, forecast_bytes
 from slimrt.errors import UnsupportedError
 from slimrt.forecast.options import PredictOptions
-from slimrt.forecast.predict import extent, predict, warn_beyond
+from slimrt.forecast.predict import answered_levels, extent, predict, warn_beyond
 from slimrt.generation.tickets import Call
 from slimrt.model import Model
 from slimrt.openai.responses import Json
@@ -345,9 +345,12 @@ def forecast_request(path: str, given: Json) -> _Forecast:
 
 
 def _forecasts(model: Model, quantiles: Any, levels: Sequence[float]) -> Json:
+    """The answer, with the levels that the quantiles really are, as in the JSON of the command line."""
+    source = model._runtime.source
     data = [
         {"object": "forecast", "index": i,
          "quantiles": {str(level): row[:, j].tolist() for j, level in enumerate(levels)}}
         for i, row in enumerate(quantiles)
     ]  # fmt: skip
-    return {"object": "list", "model": model._runtime.source.name, "data": data}
+    said = {"quantile_levels": list(levels), "answered_levels": answered_levels(source, levels)}
+    return {"object": "list", "model": source.name, **said, "data": data}
