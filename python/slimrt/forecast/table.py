@@ -77,7 +77,8 @@ def read_series(text: str, name: str, columns: Columns = Columns(), tell: Tell =
     numbers = np.arange(len(table.cells[table.names[0]])) + table.first_row
     values = {one: np.array([_number(cell) for cell in table.cells[one]], np.float64) for one in chosen}
     groups = table.groups(by)
-    repeating = [] if by is not None else [one for one in table.names if table.odd[one] and _repeats(table.cells[one])]
+    odd = [one for one in table.names if table.odd[one] and one != dated]
+    repeating = [] if by is not None else [one for one in odd if _repeats(table.cells[one])]
     for column in repeating:
         tell(f"{name}: column {column} has equal values in consecutive rows; if it names the series, give "
              f"--id {column}")  # fmt: skip
