@@ -137,6 +137,7 @@ def test_languages_in_front_of_a_text(tmp_path):
     with slimrt.Model(tmp_path, n_ctx=64, progress=False) as model:
         said = model.translate(">>fra<< We hold", max_tokens=6)
         assert model.translate("We hold", target="fra", max_tokens=6).tokens == said.tokens
+        assert model.translate("\n >>fra<< We hold", max_tokens=6).usage.prompt_tokens == said.usage.prompt_tokens
         assert said.usage.prompt_tokens == len(oracle(">>fra<< We hold").input_ids)
         for languages, match in (
             ({}, "name the target language, such as fra, deu"),

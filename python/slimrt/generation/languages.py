@@ -95,7 +95,8 @@ def _in_front(
     name = None if target is None else next(one for one, id in known.items() if id == _id_of("target", target, known))
 
     def ids(text: str) -> list[int]:
-        if name is None and not any(text.lstrip().startswith(f">>{one}<<") for one in known):
+        text = text.lstrip()  # only the very beginning of a text may be a code
+        if name is None and not any(text.startswith(f">>{one}<<") for one in known):
             raise ValueError(f"name the target language, such as {_some(known)}")
         return tokenizer.encode(text if name is None else f">>{name}<< {text}")
 
