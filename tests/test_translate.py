@@ -146,6 +146,9 @@ def test_languages_in_front_of_a_text(tmp_path):
         ):
             with pytest.raises(ValueError, match=match):
                 model.translate("We hold", **languages)
+        assert model.text2text(">>fra<< We hold", max_tokens=6).tokens == said.tokens
+        with pytest.raises(ValueError, match=r"name the target language.*in front of the text: >>fra<< We hold$"):
+            model.text2text("We hold")
 
 
 def test_tokens_that_never_come(tmp_path):

@@ -74,11 +74,12 @@ def first_ids(runtime: Runtime) -> list[int]:
 
 
 def source_ids(runtime: Runtime, text: str) -> list[int]:
-    """The encoder's ids for a text in no language. ValueError: the model's texts all have one."""
+    """The encoder's ids for a text. ValueError: the model's texts have a language beside them, or a target in front."""
     tokenizer = runtime.source.tokenizer
     if tokenizer.vocabulary.language_token:
         raise ValueError("a text of this model is in a language, which has to be named: translate it, or give its ids")
-    return tokenizer.encode(text)
+    known = tokenizer.languages
+    return _in_front(tokenizer, known, None, None)(text) if known else tokenizer.encode(text)
 
 
 def _inside(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -97,7 +98,10 @@ def _in_front(
     def ids(text: str) -> list[int]:
         text = text.lstrip()  # only the very beginning of a text may be a code
         if name is None and not any(text.startswith(f">>{one}<<") for one in known):
-            raise ValueError(f"name the target language, such as {_some(known)}")
+            raise ValueError(
+                f"name the target language, such as {_some(known)}, as translate's target or in front of the text: "
+                f">>{next(iter(known))}<< {text:.20}"
+            )
         return tokenizer.encode(text if name is None else f">>{name}<< {text}")
 
     return ids
