@@ -114,6 +114,25 @@ def test_sample_paths(path):
     assert batch.shape == (2, 6, 3)
 
 
+def test_the_temperature_counts_before_top_p(path):
+    """As in transformers: a bin of 88 % is more than top_p at temperature 1, and at 2 it has 73 %."""
+
+    def unlike(source, tokens):
+        row = np.full(63, -300.0, np.float32)
+        row[[30, 40]] = 2.0, 0.0
+        return row
+
+    model = scripted_model(path, ScriptedEngine(unlike, n_seqs=8, **INFO))
+    for temperature, both in ((1.0, False), (2.0, True), (1e-40, False), (0.0, False)):
+        found = model.predict_quantiles(
+            [1.0, 2.0], 6, (0.0, 1.0), num_samples=40, temperature=temperature, top_p=0.8, seed=1
+        )
+        assert (found[..., 0] < found[..., 1]).all() == both and (found[0, :, 0] == found[0, 0, 0]).all(), temperature
+    for wrong in (-1.0, np.inf):
+        with pytest.raises(ValueError, match="temperature must be"):
+            model.predict_quantiles([1.0, 2.0], temperature=wrong)
+
+
 def test_a_long_horizon_goes_on_from_the_median(path):
     engine = ScriptedEngine(repeating, n_seqs=2, **INFO)
     quantiles = scripted_model(path, engine).predict_quantiles([1.0, 2.0, 3.0], 14, (0.5,), top_k=1)

@@ -126,7 +126,7 @@ class Paths:
             rows = yield Append([(fork, [self.start]) for fork in forks])
             found = yield from together(
                 [
-                    follow(fork, row, self._never_end, self._sampler(seed), frozenset(), horizon)
+                    follow(fork, row, self._adjust, self._sampler(seed), frozenset(), horizon)
                     for fork, row, seed in zip(forks, rows, seeds, strict=True)
                 ]
             )
@@ -135,10 +135,14 @@ class Paths:
                 self.engine.free_sequence(fork)
         return [one.tokens for one in found]
 
-    def _never_end(self, row: Logits, tokens: object) -> None:
+    def _adjust(self, row: Logits, tokens: object) -> None:
+        """The end never comes; and the temperature counts before top_k and top_p, as in transformers."""
         row[self.model.eos_token_id] = -np.inf
+        if self.temperature not in (0.0, 1.0):
+            row -= row.max()
+            row /= np.clip(self.temperature, 1e-30, 1e30)  # what float32 holds
 
     def _sampler(self, seed: int) -> core.Sampler:
         return core.Sampler(
-            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=0.0, seed=seed
+            temperature=float(self.temperature > 0), top_k=self.top_k, top_p=self.top_p, min_p=0.0, seed=seed
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,9 @@ def _paths(
             f"a forecast of {min(horizon, model.prediction_length)} steps does not fit the context of {runtime.n_ctx}: "
             "give a larger n_ctx"
         )
+    temperature = real("temperature", how["temperature"])
+    if not 0 <= temperature < inf:
+        raise ValueError(f"temperature must be 0 or more, and finite, got {temperature}")
     width, start = int(runtime.info["n_seqs"]), int(runtime.info["decoder_start_token_id"])
     at_once = min(width, int(how["num_samples"]))
     engine = Sequences(runtime)
@@ -139,7 +143,7 @@ def _paths(
             ((
                 at_once,
                 Paths(
-                    engine, model, start, at_once, int(how["num_samples"]), real("temperature", how["temperature"]),
+                    engine, model, start, at_once, int(how["num_samples"]), temperature,
                     count("top_k", how["top_k"]), real("top_p", how["top_p"]), seed + i, i,
                 ).draw(row, horizon),
             )
