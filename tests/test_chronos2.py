@@ -109,6 +109,15 @@ def test_goldens(model):
     close(model.predict_quantiles(batch()[:-1], HORIZON, LEVELS, cross_learning=True), wanted["together"])
 
 
+def test_what_a_constant_covariate_is_does_not_matter(model):
+    """Whether the mean in float32 is its value, as of 4, or not, as of 497.3 and 0.1."""
+    found = [
+        model.predict_quantiles([{"target": waves(60, 1), "past_covariates": {"price": np.full(60, price)}}], 9, LEVELS)
+        for price in (4.0, 497.3, 0.1)
+    ]
+    np.testing.assert_array_equal(found[1:], found[:1] * 2)
+
+
 @pytest.mark.unsanitized
 @pytest.mark.oracle
 def test_golden_recomputed(folder):

@@ -17,9 +17,12 @@ Weights = NDArray[np.float32]
 
 def standardised(context: Values, arcsinh: bool) -> tuple[Weights, tuple[np.float32, np.float32]]:
     """Values less their mean, divided by their standard deviation, perhaps through arcsinh; and the (mean, deviation).
-    Missing values count for none of them."""
-    mean = np.float32(np.nanmean(context))
-    deviation = np.float32(np.sqrt(np.nanmean(np.square(context - mean)))) or np.float32(_LEAST_SCALE)
+    Missing values count for none of them. In float64, as in float32 the mean of a constant series is mostly not its
+    value, and what is left of that, divided by itself, would be no 0."""
+    exact = context.astype(np.float64)
+    mean = np.nanmean(exact)
+    deviation = np.float32(np.sqrt(np.nanmean(np.square(exact - mean)))) or np.float32(_LEAST_SCALE)
+    mean = np.float32(mean)
     return scaled(context, (mean, deviation), arcsinh), (mean, deviation)
 
 
