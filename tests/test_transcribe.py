@@ -231,6 +231,15 @@ def test_a_prefix_begins_the_first_window_alone(path):
     assert [s.text for s in segments] == [" Hello there"]
 
 
+@pytest.mark.parametrize("name", ["prefix", "initial_prompt", "hotwords"])
+def test_a_blank_text_is_none(path, name):
+    """A lone space is a token, with which the text of a window must not begin."""
+    plain, blank = Speaker(constant(HELLO)), Speaker(constant(HELLO))
+    scripted_model(path, plain).transcribe(sound((1.0, 0.3)))
+    scripted_model(path, blank).transcribe(sound((1.0, 0.3)), **{name: " \n"})
+    assert blank.prompts == plain.prompts and blank.appends == plain.appends
+
+
 def test_a_prefix_and_prompts_that_are_too_long_are_cut_to_what_fits(path):
     engine = Speaker(constant(HELLO))
     everything = {name: f"{name} " * 99 for name in ("prefix", "initial_prompt", "hotwords")}

@@ -110,7 +110,7 @@ class Whisper:
         self.language_probability = 0.0 if tokens.languages and self.options.language is None else 1.0
         self._times = tokens.timestamps if self.options.timestamps else None
         self._previous, self._hotwords, self._prefix = (
-            tokens.encode(" " + text.strip()) if text else []
+            tokens.encode(" " + text.strip()) if text and not text.isspace() else []
             for text in (self.options.initial_prompt, self.options.hotwords, self.options.prefix)
         )
 
