@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -118,9 +119,76 @@ def test_lm_eval_finds_the_model_by_its_name():
         SlimrtLM(str(TALE), dtype="float16")
 
 
-def test_what_does_not_fit_is_cut_and_said_or_refused(evaluated, caplog):
+def answer(lm, text, **options):
+    """What lm-eval gets for a text, with a task's generation_kwargs."""
+    from lm_eval.api.instance import Instance
+
+    request = Instance("generate_until", {}, (text, {"until": ["."], "do_sample": False} | options), 0)
+    return lm.generate_until([request])[0]
+
+
+@pytest.fixture
+def log():
+    """What is logged below lm-eval's logger, which is all that its command line shows."""
+    records, logger = [], logging.getLogger("lm_eval")
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logger.addHandler(handler)
+    yield records
+    logger.removeHandler(handler)
+
+
+def test_what_does_not_fit_is_cut_and_said_or_refused(evaluated, log):
     _, lm = evaluated
     assert lm._loglikelihood_tokens([(None, [5] * 60, [6, 7])])[0][0] < 0
-    assert "a context of 61 tokens was cut to its last 48" in caplog.text
+    assert "a context of 61 tokens was cut to its last 48: n_ctx is 48" in log
     with pytest.raises(slimrt.ContextOverflowError, match="a continuation has 60 tokens"):
         lm._loglikelihood_tokens([(None, [5], [6] * 60)])
+    with pytest.raises(slimrt.ContextOverflowError, match=r"up to 48 tokens \(max_gen_toks\), the context holds 48"):
+        answer(lm, "Anna was a baker", max_gen_toks=48)  # no room for a prompt: its last token was all that was read
+
+
+def test_windows_are_scored_n_batch_tokens_at_a_time(monkeypatch):
+    from slimrt.integrations.lm_eval import SlimrtLM
+
+    rows, append = [], slimrt.Session.append
+    whole, parts = (SlimrtLM(str(TALE), cache_type="f32", n_ctx=48, n_batch=n_batch) for n_batch in (64, 7))
+    with whole.model, parts.model:
+        prompt = parts.model.tokenize("Anna was a")
+        text = parts.model.generate(prompt, max_tokens=20, temperature=0, ignore_eos=True)
+        likeliest = list(text.tokens)
+        requests = [(None, prompt, likeliest), (None, prompt, [*likeliest[:3], 5, *likeliest[4:]])]
+        wanted = whole._loglikelihood_tokens(requests)
+
+        def counted(session, ids, **options):
+            logits = append(session, ids, **options)
+            rows.append(len(logits))
+            return logits
+
+        monkeypatch.setattr(slimrt.Session, "append", counted)
+        got = parts._loglikelihood_tokens(requests)
+    assert max(rows) == 7
+    assert [value for value, _ in got] == pytest.approx([value for value, _ in wanted], abs=1e-3)
+    assert [greedy for _, greedy in got] == [greedy for _, greedy in wanted] == [True, False]
+
+
+def test_limits_of_answers_have_all_names_of_lm_eval(evaluated):
+    _, lm = evaluated
+    texts = [answer(lm, "Anna was a baker", **{name: 3}) for name in ("max_gen_toks", "max_new_tokens", "max_tokens")]
+    assert texts == [lm.model.generate("Anna was a baker", max_tokens=3, temperature=0).text] * 3
+    assert answer(lm, "Anna was a baker", max_new_tokens=8, max_gen_toks=3) == texts[0]
+
+
+def test_the_command_runs_where_there_is_no_gpu(log, monkeypatch):
+    """lm-eval's command line says cuda:0 where nothing is said."""
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    from slimrt import core
+    from slimrt.integrations.lm_eval import SlimrtLM
+
+    monkeypatch.setattr(core, "cuda_devices", lambda: ([], "no driver"))
+    with SlimrtLM(str(TALE), device=EvaluatorConfig().device).model as model:
+        assert model.info()["device"].startswith("cpu")
+    assert log == ["device cuda:0: no driver; the model is on the CPU"]
+    with pytest.raises(slimrt.UnsupportedError):
+        SlimrtLM(str(TALE), device="cuda:9")

@@ -6,6 +6,7 @@ python -m slimrt.integrations.lm_eval run --model slimrt --model_args pretrained
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,11 +20,13 @@ except ImportError as error:
     raise ImportError("lm-evaluation-harness is missing: pip install 'slimrt[eval]'") from error
 
 import slimrt
-from slimrt.plumbing.notes import LOG
+from slimrt import core
 from slimrt.plumbing.numbers import log_softmax_at
 from slimrt.tokenizer.chat import render_chat_text
 
-_NAMES = {"max_gen_toks": "max_tokens", "until": "stop"}
+LOG = logging.getLogger("lm_eval.slimrt")  # lm-eval shows what is below its own logger
+
+_LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one counts, as there
 _MAX_TOKENS = 256  # for tasks that give no limit, as in lm-eval's own models
 
 
@@ -48,7 +51,7 @@ class SlimrtLM(TemplateLM):
         super().__init__()
         if not str(batch_size).isdecimal():
             raise ValueError(f"batch_size must be a number, got '{batch_size}': slimrt does not try which is fastest")
-        given: dict[str, Any] = {"n_seqs": int(batch_size), "device": device or "auto"} | options
+        given: dict[str, Any] = {"n_seqs": int(batch_size), "device": _present(device)} | options
         self.model = slimrt.Model.from_pretrained(pretrained, **given)
 
     @property
@@ -95,8 +98,13 @@ class SlimrtLM(TemplateLM):
         session.truncate(known)
         if known < start:
             session.append(fed[known:start], last_only=True)
-        logits = session.append(fed[start:])
-        return float(log_softmax_at(logits, continuation).sum()), bool(np.array_equal(logits.argmax(-1), continuation))
+        value, greedy, n_batch = 0.0, True, int(self.model.info()["n_batch"])
+        for at in range(0, len(continuation), n_batch):  # rows of logits are large: a window's can take gigabytes
+            logits = session.append(fed[start + at :][:n_batch])
+            wanted = continuation[at : at + n_batch]
+            value += float(log_softmax_at(logits, wanted).sum())
+            greedy = greedy and np.array_equal(logits.argmax(-1), wanted)
+        return value, greedy
 
     def loglikelihood_rolling(self, requests: Iterable[Any], disable_tqdm: bool = False) -> list[float]:
         """Log likelihoods of whole texts: each token is scored once, in windows of n_ctx tokens; the last window has as
@@ -118,7 +126,12 @@ class SlimrtLM(TemplateLM):
             indices = list(group)
             options = self._options(requests[indices[0]].args[1])
             room = self.model.n_ctx - options["max_tokens"]
-            prompts = [self._fitting(self.tok_encode(requests[index].args[0]), max(room, 1)) for index in indices]
+            if room < 1:
+                raise slimrt.ContextOverflowError(
+                    f"a task's answers have up to {options['max_tokens']} tokens (max_gen_toks), the context holds "
+                    f"{self.model.n_ctx}, with the prompt: {self.model._runtime.source.more_context(self.model.n_ctx)}"
+                )
+            prompts = [self._fitting(self.tok_encode(requests[index].args[0]), room) for index in indices]
             for index, result in zip(indices, self.model.generate(prompts, **options), strict=True):
                 found[index] = result.text
                 self.cache_hook.add_partial("generate_until", requests[index].args, result.text)
@@ -127,16 +140,27 @@ class SlimrtLM(TemplateLM):
     @staticmethod
     def _options(given: dict[str, Any]) -> Any:
         """A task's generation_kwargs as options of generate; greedy unless the task samples."""
-        options = {_NAMES.get(name, name): value for name, value in given.items()}
+        options = {"stop" if name == "until" else name: given[name] for name in given if name not in _LIMITS}
         if not options.pop("do_sample", options.get("temperature", 0.0) > 0):
             options["temperature"] = 0.0
-        return {"max_tokens": _MAX_TOKENS} | options
+        limits = (given[name] for name in _LIMITS if given.get(name) is not None)
+        return options | {"max_tokens": next(limits, _MAX_TOKENS)}
 
     def _fitting(self, ids: list[int], room: int) -> list[int]:
         """The last tokens that fit, as in lm-eval's own models."""
         if len(ids) > room:
             LOG.warning("a context of %d tokens was cut to its last %d: n_ctx is %d", len(ids), room, self.model.n_ctx)
         return ids[-room:]
+
+
+def _present(device: str | None) -> str:
+    """A device that there is: lm-eval's command line says cuda:0 where nothing is said, and its own models take the CPU
+    where there is no GPU."""
+    found, why = core.cuda_devices()
+    if device in ("cuda", "cuda:0") and not found:
+        LOG.warning("device %s: %s; the model is on the CPU", device, why)
+        return "cpu"
+    return device or "auto"
 
 
 if __name__ == "__main__":
