@@ -210,7 +210,11 @@ def test_texts_of_other_grammars_match(tokenizer, rows, constraint, full):
         ({"json_schema": '{"const": "\\ud800"}'}, "not valid Unicode"),
         ({"grammar": "start: b"}, 'grammar: .*"b"'),
         ({"grammar": "b: /x/"}, "grammar: .*start"),
-        ({"grammar": 'root ::= "a'}, "not GBNF"),
+        ({"grammar": 'root ::= "a'}, "grammar: not GBNF: line 1, '\"a'"),
+        ({"grammar": "root ::= b"}, "not GBNF: there is no rule 'b'"),
+        ({"grammar": 'a ::= "b"'}, "not GBNF: there is no rule 'root'"),
+        ({"grammar": r'root ::= "a\q"'}, r"not GBNF: there is no escape .q"),
+        ({"grammar": 'root ::= "a"{0}'}, ".0. repeats nothing"),
         ({"grammar": r'root ::= "a\x00"'}, r"a literal cannot have .x00: write \[.x00\]"),
         ({"grammar": r"root ::= [a\ud800]"}, "no character has the code .ud800"),
         ({"grammar": "start: /" + "a" * MAX_TEXT + "/"}, f"at most {MAX_TEXT}"),
@@ -420,8 +424,7 @@ def test_a_vocabulary_without_an_end():
 
 
 def test_without_llguidance_it_says_what_to_install(tokenizer, monkeypatch):
-    for name in ("llguidance", "llguidance.gbnf_to_lark"):
-        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
     for constraint in ({"regex": "a"}, {"grammar": 'root ::= "a"'}):
         with pytest.raises(slimrt.UnsupportedError, match=r"pip install 'slimrt\[grammar\]'"):
             compile_grammar(tokenizer, 7, **constraint)
@@ -454,7 +457,42 @@ def test_slashes_and_lines_in_patterns(tale, regex, text):
 
 
 def test_gbnf_and_lark_are_told_apart():
-    assert "::=" not in source_of("grammar", 'root ::= "a"') and source_of("grammar", 'start: "a"') == 'start: "a"'
+    assert "::=" not in source_of("grammar", 'root ::= start\nstart ::= "a"')
+    for lark in ('start: "a"', 'start: "a ::= b"'):
+        assert source_of("grammar", lark) == lark
+
+
+@pytest.mark.parametrize(
+    ("grammar", "taken", "refused"),
+    [
+        ("root ::= . .*", ["\n", "日\n\r"], [""]),
+        ('root ::= word " end"\nword ::= [a-z ]+', ["an end", "a end end"], [" end", "an end "]),
+        ('root ::= "<" .* ">" [a-z]+ "."', ["<a>b.", "<>a>b."], ["<>.", "<a>b"]),
+        ('root ::= (([0-9]+)? ("b"{2})* ("c"?)+){1,2}', ["", "12bb", "1bbcc2", "bbbb"], ["b", "c1c2c3"]),
+        (
+            'root ::= start |\n  ( | "-") Start-1 # [\nstart ::= "a" # "\nStart-1 ::= "b"\r\n',
+            ["a", "b", "-b"],
+            ["-a", "-"],
+        ),
+        ("root ::= [+--] [-^a-] [&&~~]", [",^~", "--&", "+a&"], ["/a&", "-b&"]),
+        ('root ::= "(" root ")" | ("x"* "y")?', ["", "((xxy))", "()"], ["(x)", "(()"]),
+        (r'root ::= "\[/\]" [\[/"\]]', ["[/][", "[/]/", '[/]"', "[/]]"], ["[/]\\"]),
+        ('root ::= "a"\nroot ::= "b"', ["b"], ["a"]),  # as in llama.cpp, the later one counts
+    ],
+)
+def test_gbnf_takes_all_that_llama_cpp_does(tokenizer, grammar, taken, refused):
+    compiled = compile_grammar(tokenizer, tokenizer.vocab_size, grammar=grammar)
+
+    def takes(text):
+        matcher = compiled.matcher()
+        try:
+            for id in compiled.vocabulary.ids_of(text.encode()):
+                matcher.accept(id)
+        except slimrt.GrammarError:
+            return False
+        return matcher.is_complete
+
+    assert [text for text in taken + refused if takes(text)] == taken
 
 
 def test_openais_response_formats(tale):

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt.errors import GrammarError, UnsupportedError
+from slimrt.generation.gbnf import lark_of
 from slimrt.generation.schemas import enforceable, enforceable_blocks, named
 from slimrt.tokenizer.tokenizer import Tokenizer
 
@@ -325,62 +326,14 @@ def _choices(value: Any) -> Sequence[str]:
 
 
 def _lark(text: str) -> str:
-    """A grammar in Lark; text with ::= is taken for GBNF and converted. GrammarError: it is not valid GBNF."""
+    """A grammar in Lark; one whose rules have ::= is GBNF and converted. GrammarError: it is not valid GBNF."""
     _check_size("the grammar", "rules", text, ":")
     if text.lstrip().startswith("{"):
         raise GrammarError("the grammar is JSON: give Lark's or GBNF's text, or a schema as json_schema")
-    if "::=" not in text:
-        return enforceable_blocks(text)
-    gbnf = _import("llguidance.gbnf_to_lark")
-    text = _GBNF_PART.sub(_in_lark, text)
-    try:
-        return str(gbnf.any_to_lark(text))
-    except Exception as error:  # llguidance raises several kinds
-        raise GrammarError(f"not GBNF: {error}") from None
+    return lark_of(text) if _GBNF_RULE.search(text) else enforceable_blocks(text)
 
 
-# Of a GBNF grammar: comments, literals and character classes; and the escapes in these. llguidance's converter drops
-# leading zeros of codes, so that "\u00e9ab" becomes U+E9AB, and knows no codes in literals.
-_GBNF_PART = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]', re.DOTALL)
-_CODE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
-
-
-def _in_lark(part: re.Match[str]) -> str:
-    """A literal or class with the escapes that llguidance reads. Its classes have the operators && and ~~, which are
-    plain characters in GBNF. GrammarError: as _in_class, _in_literal."""
-    if part[0][0] != "[":
-        return _CODE.sub(_in_literal, part[0])
-    return _CODE.sub(_in_class, part[0]).replace("&&", r"&\x26").replace("~~", r"~\x7e")
-
-
-def _in_class(code: re.Match[str]) -> str:
-    """An escape in a character class. GrammarError: no character has that code."""
-    letter = _character(code)
-    return code[0] if letter is None else letter if letter > "\xff" else f"\\x{ord(letter):02x}"
-
-
-def _in_literal(code: re.Match[str]) -> str:
-    """An escape in a literal. GrammarError: no character has that code, or it is a control character."""
-    letter = _character(code)
-    if letter is None:
-        return code[0]
-    if letter in _ESCAPED:
-        return _ESCAPED[letter]
-    if letter < " " or letter == "\x7f":
-        raise GrammarError(f"a literal cannot have {code[0]}: write [{code[0]}]")
-    return letter
-
-
-_ESCAPED = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
-
-
-def _character(code: re.Match[str]) -> str | None:
-    """The character of a numeric escape; None: another escape. GrammarError: no character has that code."""
-    digits = code[1] or code[2] or code[3]
-    number = int(digits or "0", 16)
-    if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-        raise GrammarError(f"no character has the code {code[0]}")
-    return chr(number) if digits else None
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
 def _check_size(what: str, parts: str, text: str, mark: str) -> None:
