@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import json
 import logging
 import multiprocessing
 import os
@@ -126,6 +127,35 @@ def test_what_is_no_prompt_is_refused_in_words(model, prompt, said):
     for call in (model.generate, model.stream, model.score) if not isinstance(prompt, list) else (model.generate,):
         with pytest.raises(TypeError, match=said):
             call(prompt)
+
+
+def test_a_text_where_ids_are_wanted_is_refused_in_words(model):
+    with model.session() as session:
+        for call in (model.logits, session.append):
+            with pytest.raises(TypeError, match="token ids are wanted here, got a text: tokenize.. it first: 'Anna'"):
+                call("Anna")
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    """As arguments, and in what is written to JSON."""
+    n, path = np.int64, SHIPPED / "tale-llama.gguf"
+    sizes = {"n_ctx": n(64), "n_seqs": n(2), "n_batch": n(32), "n_threads": n(1), "cache_tokens": n(128)}
+    cache = {"cache": "k+r", "rank": n(16), "sparse_threshold": np.float32(0.01), "memory_limit": n(10**9)}
+    with slimrt.Model(path, **sizes, **cache, seed=n(3)) as model:
+        several = model.generate("Anna", max_tokens=n(3), seed=n(5), top_k=n(3), temperature=np.float32(0.5), n=n(2))
+        assert [one.seed for one in several] == [5, 6]
+        found = [model.info(), model.memory(), *(one.to_dict() for one in several)]
+    found += [slimrt.plan(path, **sizes, **cache).to_dict()]
+    found += [slimrt.convert(path, tmp_path / "r.gguf", cache="k+r", rank=n(16)).to_dict()]
+    found += [slimrt.convert(path, tmp_path / "a.gguf", cache="auto", target_error=np.float32(0.05)).to_dict()]
+    assert all(json.loads(json.dumps(one)) for one in found)
+
+
+def test_arguments_of_a_wrong_type_are_named(tmp_path):
+    with pytest.raises(TypeError, match="target_error must be a number, got '1%'"):
+        slimrt.convert(SHIPPED / "tale-llama.gguf", tmp_path / "a.gguf", cache="auto", target_error="1%")
+    with pytest.raises(TypeError, match=r"caches are a list, such as .*, got 'kv:q8'"):  # not the modes k, v, :, ...
+        slimrt.compare_caches(SHIPPED / "tale-llama.gguf", "Anna was a baker. " * 60, "kv:q8")
 
 
 def test_a_batch_wider_than_the_model_is_noted(tiny, caplog, capsys):

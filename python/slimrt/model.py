@@ -298,7 +298,7 @@ class Model(OpenAIMethods, Closing):
         return self.tokenize(prompt) if isinstance(prompt, str) else as_ids(prompt, self.n_vocab)
 
     def _seed_of(self, seed: int | None) -> int:
-        return self._seeds.getrandbits(32) if seed is None else seed
+        return self._seeds.getrandbits(32) if seed is None else whole("seed", seed)
 
 
 def _address(repo_id: str, filename: str | None) -> str:

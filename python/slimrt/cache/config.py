@@ -56,8 +56,10 @@ class CacheConfig:
         check_row_type(self.mode, self.type)
         if self.residual_type is not None:
             check_type(self.residual_type, "residual type", CACHE_TYPES)
-        if self.rank is not None and whole("rank", self.rank) < 0:
-            raise ValueError(f"rank must not be negative, got {self.rank}")
+        if self.rank is not None:
+            object.__setattr__(self, "rank", whole("rank", self.rank))
+            if self.rank < 0:
+                raise ValueError(f"rank must not be negative, got {self.rank}")
         if (self.rank is not None or self.residual_type is not None) and self.mode not in (RESIDUAL_MODE, AUTO):
             raise ValueError(
                 f"cache mode '{self.mode}' has no residual: rank and residual type belong to mode '{RESIDUAL_MODE}'"

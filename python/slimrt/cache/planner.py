@@ -108,7 +108,8 @@ class Planner:
         """From the arguments of slimrt.Model. TypeError, ValueError: an argument of a wrong type, or an invalid limit.
         UnsupportedError: there is no such device, or no cache that cache_tokens could be of."""
         device = resolve_device(device)
-        if whole("cache_tokens", cache_tokens) and not source.has_decoder:
+        cache_tokens = whole("cache_tokens", cache_tokens)
+        if cache_tokens and not source.has_decoder:
             raise UnsupportedError(f"{source.name} has no decoder, and so no cache: leave out cache_tokens")
         return cls(
             source,

@@ -15,6 +15,7 @@ from slimrt.folding.choose import AUTO_TYPES
 from slimrt.folding.layers import Request
 from slimrt.folding.lowrank import BLOCK, LATENT_MODE, LEVEL_TYPES, levels_text
 from slimrt.modes import AGING, AUTO, CACHE_TYPES, DEFAULT_TYPE
+from slimrt.plumbing.arguments import real
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def checked(asked: Asked) -> Request:
     elif rank is not None and not isinstance(rank, Integral):
         raise ValueError(f"rank of cache 'k+r' must be a whole number, the width of its residual, got {rank!r}")
     budget = None if asked.target_bytes is None else Budget.of(asked.target_bytes)
-    target = asked.target_error
+    target = None if asked.target_error is None else float(asked.target_error)
     if target is None and budget is None and asked.cache == AUTO:
         target = 0.01
     said = asked.cache_type != AUTO or (asked.cache == LATENT_MODE and not asked.targeted)
@@ -102,12 +103,12 @@ def _check_target(asked: Asked) -> None:
             raise ValueError(f"{name} is for cache '{AUTO}' and '{LATENT_MODE}', not for {shown(asked.cache)}")
     if asked.target_error is not None and asked.target_bytes is not None:
         raise ValueError("target_error and target_bytes were given: give one of them")
-    if asked.target_error is not None and not 0 < asked.target_error < 1:
+    if asked.target_error is not None and not 0 < real("target_error", asked.target_error) < 1:
         raise ValueError(f"target_error must be above 0 and below 1, got {asked.target_error}")
 
 
 def _check_v_heads(asked: Asked) -> None:
-    if not 0 <= asked.v_heads < 1:
+    if not 0 <= real("v_heads", asked.v_heads) < 1:
         raise ValueError(f"v_heads must be at least 0 and below 1, a share of the heads, got {asked.v_heads}")
     if asked.v_heads and asked.cache not in ("k", "k+r"):
         raise ValueError(f"v_heads is for cache 'k' and 'k+r', which compute V, not for {shown(asked.cache)}")

@@ -117,7 +117,7 @@ def answers(
     its own. The answers to one prompt are decoded together, n_seqs at a time. With beams: the n most likely texts, or
     all that the search finds if fewer, and all prompts are searched together. Arguments and errors as Model.generate.
     """
-    positive("n", n)
+    n = positive("n", n)
     if options.num_beams > 1:
         return _likeliest(runtime, prompts, n, options, seed, called)
     return [_drawn(runtime, one, n, options, seed + i * n, called) for i, one in enumerate(prompts)]

@@ -82,6 +82,8 @@ def compare_caches(
     resolve_device(device)  # checked before anything slow
     source = ModelSource.of(path, progress)
     continues_texts(source)
+    if isinstance(caches, str):
+        raise TypeError(f"caches are a list, such as ['kv:q8', 'k+r'], got {caches!r}")
     given = [one if isinstance(one, CacheChoice) else CacheChoice.of(one) for one in caches]
     choices = [replace(one, allow_lossy=True) for one in given]  # their error is what is to be measured
     for choice in choices:

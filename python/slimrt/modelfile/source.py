@@ -246,7 +246,8 @@ class ModelSource:
         Raises:
             ValueError: it is negative. UnsupportedError: one is given, and there is no decoder.
         """
-        if whole("n_ctx", asked) < 0:
+        asked = whole("n_ctx", asked)
+        if asked < 0:
             raise ValueError(f"n_ctx must not be negative, got {asked}")
         if asked and not self.has_decoder:
             raise UnsupportedError(

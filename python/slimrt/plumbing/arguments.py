@@ -15,7 +15,7 @@ DEEPEST = 100  # levels of what templates and schemas are given
 def whole(name: str, value: Any) -> int:
     """An integer, NumPy's included. TypeError: anything else."""
     try:
-        return operator.index(value)
+        return int(operator.index(value))
     except TypeError:
         raise TypeError(f"{name} must be a whole number, got {value!r}") from None
 

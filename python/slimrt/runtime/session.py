@@ -42,6 +42,8 @@ def as_ids(ids: TokenIds, n_vocab: int) -> list[int]:
         ValueError: not a one-dimensional sequence of integers, or one of them is not in the vocabulary.
         TypeError: None, bytes, or texts.
     """
+    if isinstance(ids, str):
+        raise TypeError(f"token ids are wanted here, got a text: tokenize() it first: {ids[:40]!r}")
     array = np.asarray(ids)
     if array.size == 0:
         return []
