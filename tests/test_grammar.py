@@ -19,6 +19,7 @@ from conftest import PROMPT, TESTS, third_party
 from seq2seq_vocabularies import opened
 from slimrt import core
 from slimrt.errors import GrammarError
+from slimrt.generation.gbnf import lark_of
 from slimrt.generation.grammar import MAX_TEXT, Grammar, Matcher, compile_grammar, source_of, vocabulary_of
 from slimrt.generation.masks import MASKS
 from slimrt.generation.schemas import enforceable
@@ -493,6 +494,21 @@ def test_gbnf_takes_all_that_llama_cpp_does(tokenizer, grammar, taken, refused):
         return matcher.is_complete
 
     assert [text for text in taken + refused if takes(text)] == taken
+
+
+@pytest.mark.parametrize("text", ["root ::= (", 'root ::= ("a"\na ::= "b")', 'root ::= "a")', "root ::= (\n"])
+def test_brackets_of_gbnf_that_do_not_match(text):
+    with pytest.raises(slimrt.GrammarError, match="not GBNF"):
+        lark_of(text)
+
+
+def test_long_gbnf_takes_no_long_time():
+    """Each would take minutes if its time grew with the square of its length."""
+    assert source_of("grammar", "\n" * 262_000 + "!").endswith("!")
+    assert lark_of(f"root ::= [{'ab' * 100_000}]").startswith("start: ")
+    for bounds in ("1," + " " * 200_000, "1," + "9" * 5000 + "}"):
+        with pytest.raises(slimrt.GrammarError, match="not GBNF"):
+            lark_of('root ::= "a"{' + bounds)
 
 
 def test_openais_response_formats(tale):

@@ -148,6 +148,8 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     found += [slimrt.plan(path, **sizes, **cache).to_dict()]
     found += [slimrt.convert(path, tmp_path / "r.gguf", cache="k+r", rank=n(16)).to_dict()]
     found += [slimrt.convert(path, tmp_path / "a.gguf", cache="auto", target_error=np.float32(0.05)).to_dict()]
+    found += [slimrt.convert(path, tmp_path / "b.gguf", cache="auto", target_bytes=n(4000)).to_dict()]
+    found += [slimrt.convert(path, tmp_path / "s.gguf", kv_heads=n(1), kv_layers=n(1)).to_dict()]
     assert all(json.loads(json.dumps(one)) for one in found)
 
 

@@ -152,7 +152,7 @@ def convert(
         layers,
         warnings,
         target_error=request.target,
-        target_bytes=target_bytes,
+        target_bytes=target_bytes if target_bytes is None or isinstance(target_bytes, str) else int(target_bytes),
         cross=tuple(crossed),
         before=before,
         after=Stored(weight_type(model), target.stat().st_size),

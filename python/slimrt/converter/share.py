@@ -17,6 +17,7 @@ from slimrt.converter.quantize import stored_as
 from slimrt.errors import UnsupportedError
 from slimrt.modelfile.gguf import ModelData, Tensor, boolean, uint32
 from slimrt.modelfile.sharing import NOT_UPTRAINED, OWNERS, sharing_fields, spread_owners
+from slimrt.plumbing.arguments import whole
 
 MERGES, STAGES = ("uniform", "reference"), ("unrotated", "rotated")
 _ARCHITECTURES = ("gptneox", "llama")
@@ -72,7 +73,8 @@ def heads_of(model: ModelData, kv_layers: int | None, kv_heads: int | None) -> H
         raise UnsupportedError("layers of this model share K and V already: convert the model it was made from")
     n_layers, n_heads = model.size("block_count"), model.size("attention.head_count")
     d, before = model.size("embedding_length"), model.size("attention.head_count_kv", n_heads)
-    owners, after = n_layers if kv_layers is None else kv_layers, before if kv_heads is None else kv_heads
+    owners = n_layers if kv_layers is None else whole("kv_layers", kv_layers)
+    after = before if kv_heads is None else whole("kv_heads", kv_heads)
     if not 1 <= owners <= n_layers:
         raise ValueError(f"kv_layers must be from 1 to {n_layers}, the model's layers, got {kv_layers}")
     if not 1 <= after <= before or before % after:

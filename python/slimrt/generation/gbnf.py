@@ -17,7 +17,7 @@ _TOKEN = re.compile(
     | \[(?P<inverse>\^?)(?P<set>(?:\\.|[^\]\\])*)\]
     | (?P<rule>[\w-]+)\s*::=
     | (?P<name>[\w-]+)
-    | \{\s*(?P<least>\d+)\s*(?P<upto>,\s*(?P<most>\d*)\s*)?\}
+    | \{\s*(?P<least>[0-9]{1,9})\s*(?P<upto>,\s*(?:(?P<most>[0-9]{1,9})\s*)?)?\}
     | (?P<mark>[|()*+?.])""",
     re.VERBOSE | re.DOTALL,
 )
@@ -51,11 +51,15 @@ def _rules(text: str) -> dict[str, list[str | tuple[str, str]]]:
     """Rule -> its parts in Lark's syntax; a reference to a rule is ("rule", its name)."""
     rules: dict[str, list[str | tuple[str, str]]] = {}
     parts: list[str | tuple[str, str]] = []
-    at = 0
+    at = depth = 0
     while at < len(text):
         found = _TOKEN.match(text, at)
-        if found is None or (not rules and found.lastgroup not in ("space", "rule")):
+        if found is not None:
+            depth += (found["mark"] == "(") - (found["mark"] == ")")
+        if found is None or (not rules and found.lastgroup not in ("space", "rule")) or depth < 0:
             raise GrammarError(f"not GBNF: line {text.count(chr(10), 0, at) + 1}, {text[at : at + 20]!r}")
+        if depth and (found["rule"] is not None or found.end() == len(text)):
+            raise GrammarError(f"not GBNF: a ( is not closed in rule '{[*rules][-1]}'")
         at = found.end()
         if found["space"] is not None:
             continue
@@ -82,7 +86,7 @@ def _part(found: re.Match[str]) -> str:
     if found["set"] is not None:
         return f"/[{found['inverse']}{_ranges(found['set'])}]/"
     if found["least"] is not None:
-        least, most = found["least"], found["least"] if found["upto"] is None else found["most"]
+        least, most = found["least"], found["least"] if found["upto"] is None else found["most"] or ""
         if most and not int(most):
             raise GrammarError(f"{found[0]} repeats nothing: leave out what it stands behind")
         return f"{{{least},{most}}}"
@@ -91,12 +95,12 @@ def _part(found: re.Match[str]) -> str:
 
 def _ranges(inner: str) -> str:
     """What stands in a character class; Rust's have operators, such as &&, that are plain characters in GBNF."""
-    letters, made = [*_LETTER.finditer(inner)], ""
+    letters, made = [*_LETTER.finditer(inner)][::-1], ""
     while letters:
-        made += _in_class(letters.pop(0))
-        if len(letters) > 1 and letters[0][0] == "-":
-            made += f"-{_in_class(letters[1])}"
-            del letters[:2]
+        made += _in_class(letters.pop())
+        if len(letters) > 1 and letters[-1][0] == "-":
+            letters.pop()
+            made += f"-{_in_class(letters.pop())}"
     return made
 
 

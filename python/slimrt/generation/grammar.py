@@ -333,7 +333,7 @@ def _lark(text: str) -> str:
     return lark_of(text) if _GBNF_RULE.search(text) else enforceable_blocks(text)
 
 
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
 
 
 def _check_size(what: str, parts: str, text: str, mark: str) -> None:

@@ -83,7 +83,7 @@ def located(path: str | os.PathLike[str], show_progress: bool | None = None) -> 
     text = re.sub("^hf:/+", "hf://", os.fspath(path))  # a Path has only one of the two slashes
     if Path(text).exists():
         check_utf8(text)
-        if text.endswith(".safetensors"):
+        if text.endswith(".safetensors") and Path(text).is_file():
             raise UnsupportedError(f"{text} has weights alone: name its directory, in which config.json is, too")
         return Path(text)
     if url := _URL.fullmatch(text):

@@ -117,8 +117,8 @@ class ModelSource:
         said = self.file.value(key) if key in self.file.keys() else 1
         if not isinstance(said, int) or said not in _POOLINGS:
             raise UnsupportedError(
-                f"{self.name} was made for another pooling than slimrt has ({key} is {said}): name one, pooling='mean' "
-                "or 'last', if its vectors are of use so"
+                f"{self.name} was made for another pooling than slimrt has ({key} is {said}): in Python, "
+                "embed(..., pooling='mean') or 'last' takes another, if its vectors are of use so"
             )
         return _POOLINGS[said]
 

@@ -108,7 +108,7 @@ _TABLE: Sequence[tuple[Sequence[str], ToolFormat]] = (  # words that a template 
         ),
     ),
     (
-        ("<|tool_call|>", "tool_response"),  # Granite 3.0, whose calls end with the turn
+        ("<|tool_call|>", "'tool_response'"),  # Granite 3.0, whose calls end with the turn
         ToolFormat('<|tool_call|>[{"name": "', '", "arguments": ', '}, {"name": "', "}]", "table"),
     ),
     (
