@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from conftest import third_party
 from slimrt.tokenizer.tokenizer import Tokenizer
 from slimrt.tokenizer.vocabulary import end_of_generation
-from vocabularies import SMALL, VOCABULARIES, byte_level_fields, quick, sentencepiece_fields, texts, vectors, vocabulary
+from vocabularies import (
+    NORMAL,
+    SMALL,
+    UNUSED,
+    VOCABULARIES,
+    byte_level_fields,
+    quick,
+    sentencepiece_fields,
+    texts,
+    vectors,
+    vocabulary,
+)
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -190,6 +201,21 @@ class TestSpecialTokens:
         assert end in tokenizer.encode("a<|im_end|>b")
         assert end not in tokenizer.encode("a<|im_end|>b", parse_special=False)
         assert end in tokenizer.encode("a<|im_end|>b")  # the setting does not stick
+
+    @pytest.mark.parametrize("kind", [NORMAL, UNUSED])
+    @pytest.mark.parametrize("made", [sentencepiece_fields, byte_level_fields])
+    def test_ends_of_turns_that_a_file_calls_normal(self, made, kind):
+        """As Gemma's first files do, where nothing ended a turn; files that say what is found in a text are right."""
+        types = made()["tokenizer.ggml.token_type"].copy()
+        end = made()["tokenizer.ggml.tokens"].index("<|im_end|>")
+        types[end] = kind
+        tokenizer = Tokenizer.from_gguf_fields(made(token_type=types))
+        assert end in tokenizer.eog_ids
+        assert end in tokenizer.encode("a<|im_end|>b") and end not in tokenizer.encode(
+            "a<|im_end|>b", parse_special=False
+        )
+        said = {"tokenizer.slimrt.added": [end - 1], "tokenizer.slimrt.added_flags": [1]}
+        assert end not in Tokenizer.from_gguf_fields(made(token_type=types) | said).eog_ids
 
     @pytest.mark.parametrize("name", SMALL)
     def test_user_defined_tokens_are_always_matched(self, name):

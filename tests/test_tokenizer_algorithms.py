@@ -243,10 +243,23 @@ class TestPreTokenizers:
             "deepseek-coder": "I_'_ve_ _1_2_3_4_5_ DON_'_T_ end_..._\n_ _ camelCase",
             "deepseek-llm": "I_'_ve_ _12345_ DON_'_T_ end_..._\n_ _ camelCase",
             "bloom": "I've_ 12345_ DON'T_ end_...\n _ camelCase",
+            "viking": "I've_ _1_2_3_4_5_ DON'T_ end_...\n _ camelCase",
+            "seed-coder": "I_'ve_ _1_2_3_4_5_ DON_'T_ end_..._\n_ _ camelCase",
+            "minicpm5": "I_'ve_ _123_45_ DON_'T_ end_...\n_ _ camelCase",
+            "tiny_aya": "I've_ _12_345_ DON'T_ end_...\n_ _ camel_Case",
+            "superbpe": "I've _12_345_ DON'T end...\n  camelCase",
+            "youtu": "I've_ _1_2_3_4_5_ DON'T_ end_...\n_ _ camel_Case",
+            "kimi-k2": "I've_ _123_45_ DON'T_ end_...\n_ _ camel_Case",
         }.items(),
     )
     def test_cuts(self, name, expected):
         assert cut(name, "I've 12345 DON'T end...\n  camelCase") == expected.split("_")
+
+    @pytest.mark.parametrize(
+        ("name", "expected"), {"kimi-k2": "a_你好_b한국", "youtu": "a_你好_b_한국", "qwen2": "a你好b한국"}.items()
+    )
+    def test_scripts_that_are_cut_apart(self, name, expected):
+        assert cut(name, "a你好b한국") == expected.split("_")
 
     def test_letters_that_are_composed(self):
         """Qwen 2's tokenizer composes them first; Qwen 3.5's keeps the mark beside its letter (llama.cpp's vectors)."""
@@ -268,6 +281,33 @@ class TestPreTokenizers:
         with pytest.raises(UnsupportedError, match="supported: .*gpt-2.*qwen2") as caught:
             Tokenizer.from_gguf_fields(fields)
         assert name is None or repr(name) in str(caught.value)
+
+    @pytest.mark.parametrize("said", [None, "default"])
+    @pytest.mark.parametrize(
+        ("arch", "name"), {"phi2": "gpt-2", "qwen2": "qwen2", "gptneox": "mpt", "bloom": "bloom"}.items()
+    )
+    def test_files_that_name_none(self, arch, name, said, caplog):
+        """Those of before May 2024: it is that of the architecture's published models, and said."""
+        fields = byte_level_fields(pre=said) | {"general.architecture": arch}
+        with caplog.at_level("INFO", "slimrt"):
+            made = Tokenizer.from_gguf_fields(fields)
+        assert "names no pre-tokenizer" in caplog.text and f"published {arch} models" in caplog.text
+        assert pretokenizers.lookup(said, arch) is pretokenizers.lookup(name)
+        assert made.encode("e\u0301") == Tokenizer.from_gguf_fields(fields | ggml(pre=name)).encode("e\u0301")
+
+    def test_llama_that_names_none_is_told_by_its_size(self):
+        tokens = byte_level_fields()["tokenizer.ggml.tokens"]
+        for n_tokens, known in ((128256, True), (50000, False)):
+            more = [f"[PAD{i}]" for i in range(n_tokens - len(tokens))]
+            fields = byte_level_fields(
+                pre=None, tokens=tokens + more, token_type=np.ones(n_tokens, np.int32), bos_token_id=0
+            )
+            fields["general.architecture"] = "llama"
+            if known:
+                assert Tokenizer.from_gguf_fields(fields).add_bos
+                continue
+            with pytest.raises(UnsupportedError, match="names no pre-tokenizer"):
+                Tokenizer.from_gguf_fields(fields)
 
     def test_ignore_merges_takes_a_word_that_is_a_token_whole(self):
         tokens = [*byte_level_fields()["tokenizer.ggml.tokens"], "owl"]

@@ -15,7 +15,7 @@ from conftest import third_party
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 VOCABULARIES = ["gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2"]
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 # No "<": what reads as a special token decodes as one, with SentencePiece's space before the text after it.
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<\u2581"), max_size=60)

@@ -15,7 +15,7 @@ from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.tokenizer import embedded, pretokenizers
 from slimrt.tokenizer.charsmap import Charsmap
 from slimrt.tokenizer.fields import Fields, Type
-from slimrt.tokenizer.vocabulary import SPACE, Vocabulary, end_of_generation
+from slimrt.tokenizer.vocabulary import END_OF_TURN, SPACE, Vocabulary, end_of_generation
 
 METASPACE = "tokenizer.slimrt.metaspace"
 """A field of slimrt's own: where the original tokenizer.json prepends a space: to the "first" word of a text, or
@@ -78,11 +78,12 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
     if model == embedded.MODEL:
         return embedded.build(fields)
     tokens = ggml.strings("tokens")
-    types = ggml.numbers("token_type", len(tokens), default=Type.NORMAL)
+    types = _types(ggml, tokens, spelled=ADDED in fields)
     special_ids = _special_ids(ggml, tokens, types, sentencepiece=model != "gpt2")
     space_prefix = model != "gpt2" and ggml.flag("add_space_prefix", model != "gemma4")
 
-    pre = pretokenizers.lookup(ggml.text("pre")) if model == "gpt2" else None
+    arch = fields.get("general.architecture", "")
+    pre = pretokenizers.lookup(ggml.text("pre"), arch, len(tokens)) if model == "gpt2" else None
     try:
         if pre:
             backend = _bpe(tokens, ggml.strings("merges"), pre)
@@ -127,6 +128,16 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
         chat_templates=ggml.chat_templates(),
         exact_charsmap=True,
     )
+
+
+def _types(ggml: Fields, tokens: list[str], spelled: bool) -> list[int]:
+    """The type of each token. Ends of turns are control tokens: the first files of Gemma and others call them normal,
+    which no text would match. spelled: the file says itself which tokens are found in a text."""
+    types = ggml.numbers("token_type", len(tokens), default=Type.NORMAL)
+    if spelled:
+        return types
+    plain = (Type.NORMAL, Type.UNUSED)
+    return [Type.CONTROL if t in plain and text in END_OF_TURN else t for t, text in zip(types, tokens, strict=True)]
 
 
 def _special_ids(ggml: Fields, tokens: list[str], types: list[int], sentencepiece: bool) -> dict[str, int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from slimrt.errors import UnsupportedError
+from slimrt.plumbing.notes import note
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _PUNCTUATION_AND_SPACE = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -27,6 +28,22 @@ _TEKKEN = (
 _GPT4O = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
     rf"|\p{{N}}{{1,3}}|{_SLASHED_PUNCTUATION_AND_SPACE}"
+)
+_KIMI_LETTERS = [f"[{letters[1:-1]}&&[^\\p{{Han}}]]" for letters in (_UPPER, _LOWER)]
+_KIMI_K2 = (
+    r"\p{Han}+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_LETTERS[0]}*{_KIMI_LETTERS[1]}+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_LETTERS[0]}+{_KIMI_LETTERS[1]}*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}|{_PUNCTUATION_AND_SPACE}"
+)
+_YOUTU = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    "|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    _GPT4O.replace("{1,3}", ""),
+)
+_SEED_CODER = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}")
@@ -111,16 +128,25 @@ def _table() -> dict[str, PreTokenizer]:
     llama3 = PreTokenizer(_split(_LLAMA3), ignore_merges=True, add_bos=True)
     llama3_merged = PreTokenizer(_split(_LLAMA3))
     gpt4o = PreTokenizer(_split(_GPT4O))
+    qwen2 = PreTokenizer(_split(_QWEN2))
+    bloom = PreTokenizer(_split(_BLOOM))
+    deepseek_v3 = PreTokenizer(_split(*_DEEPSEEK_V3))
     return {
         "gpt-2": gpt2,
         "phi-2": gpt2,
         "exaone4": gpt2,
+        "a.x-4.0": gpt2,
+        "gigachat": gpt2,
+        "granite-docling": gpt2,
+        "mellum": gpt2,
+        "trillion": gpt2,
         "mpt": gpt2_nfc,
         "olmo": gpt2_nfc,
         "starcoder": digits,
         "refact": digits,
         "codeshell": digits,
         "smollm": digits,
+        "minerva-7b": digits,
         "command-r": PreTokenizer(_digits_then_gpt2(), nfc=True),
         "falcon": PreTokenizer(_falcon()),
         "llama-bpe": llama3,
@@ -128,22 +154,38 @@ def _table() -> dict[str, PreTokenizer]:
         "llama-v3": llama3,
         "falcon3": llama3,
         "lfm2": llama3,
+        "midm-2.0": llama3,
+        "pixtral": llama3,
+        "minicpm5": PreTokenizer(_split(r"\p{N}{1,3}", _LLAMA3), ignore_merges=True),
         "dbrx": llama3_merged,
         "smaug-bpe": llama3_merged,
         "chatglm-bpe": llama3_merged,
         "glm4": PreTokenizer(_split(_LLAMA3), ignore_merges=True),
         "qwen2": PreTokenizer(_split(_QWEN2), nfc=True),
-        "deepseek-r1-qwen": PreTokenizer(_split(_QWEN2)),
-        "stablelm2": PreTokenizer(_split(_QWEN2)),
+        "deepseek-r1-qwen": qwen2,
+        "stablelm2": qwen2,
+        "kormo": qwen2,
+        "f2llmv2": qwen2,
+        "megrez": qwen2,
+        "seed-coder": PreTokenizer(_split(_SEED_CODER)),
         "qwen35": PreTokenizer(_split(_QWEN35)),
         "tekken": PreTokenizer(_split(_TEKKEN), ignore_merges=True, add_bos=True),
         "gpt-4o": gpt4o,
         "llama4": gpt4o,
         "minimax-m2": gpt4o,
-        "bloom": PreTokenizer(_split(_BLOOM)),
+        "kanana2": gpt4o,
+        "tiny_aya": PreTokenizer(_split(r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
+        "kimi-k2": PreTokenizer(_split(_KIMI_K2)),
+        "youtu": PreTokenizer(_split(*_YOUTU), ignore_merges=True),
+        "superbpe": PreTokenizer(_split(r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+        "bloom": bloom,
+        "gpt3-finnish": bloom,
+        "poro-chat": bloom,
+        "viking": PreTokenizer(_split(_BLOOM, r"\p{N}")),
         "deepseek-llm": PreTokenizer(_split(*_DEEPSEEK_LLM)),
         "deepseek-coder": PreTokenizer(_split(*_DEEPSEEK_CODER)),
-        "deepseek-v3": PreTokenizer(_split(*_DEEPSEEK_V3)),
+        "deepseek-v3": deepseek_v3,
+        "joyai-llm": deepseek_v3,
     }
 
 
@@ -151,19 +193,47 @@ _TABLE = _table()
 SUPPORTED = tuple(sorted(_TABLE))
 
 
-def lookup(name: str | None) -> PreTokenizer:
+_UNSAID = {
+    ("llama", 128256): "llama-bpe",
+    ("llama", 102400): "deepseek-llm",
+    ("llama", 32256): "deepseek-coder",
+    ("stablelm", 100352): "stablelm2",
+    "stablelm": "olmo",
+    "gptneox": "olmo",
+    "olmo": "olmo",
+    "gpt2": "gpt-2",
+    "phi2": "phi-2",
+    "mpt": "mpt",
+    "bloom": "bloom",
+    "qwen2": "qwen2",
+    "qwen2moe": "qwen2",
+    "command-r": "command-r",
+}
+"""The pre-tokenizer of an architecture's published models (of those with so many tokens), for files that name none,
+which are from before May 2024."""
+
+
+def lookup(name: str | None, arch: str = "", n_tokens: int = 0) -> PreTokenizer:
     """Return the pre-tokenizer of that name.
 
     Args:
         name: the value of `tokenizer.ggml.pre`; None when the file has none.
+        arch, n_tokens: the model's architecture and the size of its vocabulary, which tell where no name does.
 
     Raises:
-        UnsupportedError: the name is unknown or missing; a wrong pre-tokenizer would silently give other ids.
+        UnsupportedError: the name is unknown, or missing and not told; a wrong one would silently give other ids.
     """
-    if name in _TABLE:
-        return _TABLE[name]
-    what = "the file names no pre-tokenizer (tokenizer.ggml.pre)" if name is None else f"unknown pre-tokenizer {name!r}"
-    raise UnsupportedError(
-        f"{what}; supported: {', '.join(SUPPORTED)}. Convert the model again with a converter that names one of these, "
-        "or open the Hugging Face directory with its tokenizer.json"
-    )
+    said = name not in (None, "default")
+    found = name if said else _UNSAID.get((arch, n_tokens), _UNSAID.get(arch))
+    if found not in _TABLE:
+        unnamed = "the file names no pre-tokenizer (tokenizer.ggml.pre)"
+        what = unnamed if name is None else f"unknown pre-tokenizer {name!r}"
+        raise UnsupportedError(
+            f"{what}; supported: {', '.join(SUPPORTED)}. Convert the model again with a converter that names one of "
+            "these, or open the Hugging Face directory with its tokenizer.json"
+        )
+    if not said:
+        note(
+            f"the file names no pre-tokenizer (tokenizer.ggml.pre): {found}, that of published {arch} models, is taken"
+        )
+    return _TABLE[found]

@@ -15,7 +15,7 @@ SPACE = "\u2581"  # how SentencePiece writes a space
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 # Tokens that end a turn in the known chat formats, or (<|tool_response>) hand it to the runner of tools.
-_END_OF_TURN = (
+END_OF_TURN = (
     "<|eot_id|>",
     "<|eom_id|>",
     "<|im_end|>",
@@ -118,7 +118,7 @@ def end_of_generation(matched: Mapping[str, int], declared: Iterable[int | None]
         matched: text -> id of control and user-defined tokens, since some files declare end tokens as the latter.
         declared: the ids that the file declares as ends (eos, eot, eom); None for those it has not.
     """
-    known = {matched[text] for text in _END_OF_TURN if text in matched}
+    known = {matched[text] for text in END_OF_TURN if text in matched}
     if "<|return|>" in matched and "<|call|>" in matched:
         known.discard(matched.get("<|end|>"))  # in the Harmony format it ends a message, not the turn
     return frozenset(known | {id for id in declared if id is not None})
