@@ -14,6 +14,7 @@ import slimrt
 from conftest import GOLDEN, decode, open_engine, relative, rms
 from gguf_shapes import Shape, write_random, write_sparse
 from reference import Reference
+from slimrt import _core
 from slimrt.folding.attention import Attention
 from slimrt.folding.rotation import Rotation
 from slimrt.modelfile.gguf import ModelData, Tensor, array, boolean, float32, read_gguf, string, uint32, write_gguf
@@ -89,6 +90,18 @@ def test_old_files_say_only_scale_linear(convert, tmp_path):
     assert np.array_equal(logits(path), logits(convert(GOLDEN / "llama_linear")))
     ours, wanted = (Rotation.of(one, Attention.of(one), 64) for one in (old, model))
     assert np.array_equal(ours.frequencies, wanted.frequencies)
+
+
+def test_attention_factor_as_llama_cpp_s_converter_writes_it(convert, tmp_path):
+    """In a key of its own, where transformers' means all of the magnitude, not what multiplies YaRN's."""
+    model = read_gguf(convert(GOLDEN / "llama_yarn"))
+    usual, all_of_it = 1 + 0.1 * np.log(4.0), 1.3
+    paths = [
+        rewritten(tmp_path / f"{key}.gguf", model.with_metadata({f"llama.rope.scaling.{key}": float32(value)}))
+        for key, value in (("yarn_attn_factor", all_of_it), ("attn_factor", all_of_it / usual))
+    ]
+    theirs, ours = map(logits, paths)
+    assert relative(theirs, ours) < FLOAT32 and relative(ours, logits(convert(GOLDEN / "llama_yarn"))) > 1e-3
 
 
 @pytest.mark.parametrize(("name", "key"), [("gptneox", "slimrt.activation"), ("phi2", "slimrt.activation"),
@@ -191,6 +204,14 @@ def test_experts_are_chosen_as_the_file_says(function, fields, biased, convert, 
         assert relative(plain.logits(IDS), whole.logits(IDS)) > 1e-4
 
 
+def test_a_bias_without_a_function_is_of_sigmoids(convert, tmp_path):
+    """GLM-4.7-Flash's config names no function, and so does its GGUF."""
+    path = convert(GOLDEN / "glm4_moe_lite")
+    unsaid = rewritten(tmp_path / "model.gguf", without(read_gguf(path), "deepseek2.expert_gating_func"))
+    ours, theirs = (decode(open_engine(one, "latent", "f32", n_ctx=64), IDS, 30) for one in (unsaid, path))
+    assert np.array_equal(ours, theirs)
+
+
 def test_a_bias_that_minimax_must_have(convert, tmp_path):
     model = read_gguf(convert(GOLDEN / "minimax_m2"))
     tensors = {name: tensor for name, tensor in model.tensors.items() if name != "blk.1.exp_probs_b.bias"}
@@ -264,6 +285,23 @@ def test_gemma_2_27b(n_layers, said, scale, tmp_path):
     assert relative(logits(path), wanted) < FLOAT32
     model.w.score_scale *= 1.4
     assert relative(model.logits(IDS), wanted) > 1e-2
+
+
+def test_gemma_2_s_first_files(convert, tmp_path):
+    """They lack the caps and the window of published models."""
+    model = read_gguf(convert(GOLDEN / "gemma2"))
+    keys = {
+        "gemma2.attn_logit_softcapping": float32(50),
+        "gemma2.final_logit_softcapping": float32(30),
+        "gemma2.attention.sliding_window": uint32(4096),
+    }
+    first = ModelData({key: v for key, v in model.metadata.items() if key not in keys}, model.tensors)
+    paths = [rewritten(tmp_path / f"{i}.gguf", one) for i, one in enumerate((first, model.with_metadata(keys)))]
+    assert np.array_equal(*map(logits, paths))
+    assert relative(logits(paths[0]), logits(convert(GOLDEN / "gemma2"))) > 1e-2
+    of_8192 = [_core.plan(str(path), n_ctx=8192)["cache"] for path in paths]
+    assert of_8192[0] == of_8192[1]
+    assert Attention.of(first) == Attention.of(model.with_metadata(keys))
 
 
 def test_k_of_qwen3_0_6b(tmp_path):

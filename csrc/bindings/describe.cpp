@@ -58,6 +58,8 @@ nb::dict architecture_dict(const Architecture& a) {
     d["v_norm"] = a.v_norm;
     d["qkv_bias"] = name_of(a.qkv_bias);
     d["sliding_window"] = a.sliding_window;
+    d["usual_window"] = a.usual_window;
+    d["usual_score_cap"] = a.usual_score_cap;
     d["full_period"] = a.layers.full_period;
     d["window_rope"] = name_of(a.layers.window_rope);
     d["window_base"] = a.layers.window_base;

@@ -83,6 +83,8 @@ struct Architecture {
     std::optional<Activation> ungated_activation;  // where it differs
     Router router;                                 // of expert_ffn; the file's keys come first
     bool sliding_window = false;                   // supports attention.sliding_window
+    int64_t usual_window = 0;                      // of files that lack the keys
+    float usual_score_cap = 0, usual_logit_cap = 0;
     LayerPattern layers;
     bool latent = false;  // latent attention (MLA), see latent.cpp
     /// Reads what only this family's files have into config, or refuses the file.

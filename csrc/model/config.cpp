@@ -62,7 +62,10 @@ RopeConfig read_rope(const GgufFile& file, const std::string& prefix, const Mode
         fail(ErrorCode::unsupported, file.path(), ": tensor 'rope_factors_long.weight' beside ", prefix,
              "rope.scaling.type '", type, "' and a factor of ", r.factor, " is not supported");
     r.n_ctx_orig = file.integer(prefix + "rope.scaling.original_context_length", 1, 1 << 30, c.n_ctx_train);
-    r.attn_factor = file.number(prefix + "rope.scaling.attn_factor", 0.0);
+    const std::string whole = prefix + "rope.scaling.yarn_attn_factor";  // transformers' attention_factor
+    const double usual_factor = 1 + 0.1 * std::log(std::max(r.factor, 1.0));
+    const double of_usual = type == "yarn" ? file.number(whole, 0.0) / usual_factor : 0;
+    r.attn_factor = file.number(prefix + "rope.scaling.attn_factor", of_usual);
     r.beta_fast = file.number(prefix + "rope.scaling.yarn_beta_fast", 32.0);
     r.beta_slow = file.number(prefix + "rope.scaling.yarn_beta_slow", 1.0);
     return r;
@@ -146,8 +149,8 @@ void require_sane(const GgufFile& file, const ModelConfig& c) {
 
 /// Soft caps of scores and logits, and attention sinks, in any decoder whose file has them.
 void read_caps(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
-    const auto read = [&](const char* key) {
-        const auto value = float(file.number(prefix + key, 0.0));
+    const auto read = [&](const char* key, float usual) {
+        const auto value = float(file.number(prefix + key, usual));
         if (!(value >= 0) || !std::isfinite(value))
             fail(ErrorCode::format, file.path(), ": ", prefix, key, " is ", value, ", not a positive number");
         if (value > 0 && c.architecture->encoder != EncoderKind::none)
@@ -155,8 +158,8 @@ void read_caps(const GgufFile& file, const std::string& prefix, ModelConfig& c) 
                  " is not supported in an encoder-decoder");
         return value;
     };
-    c.score_cap = read("attn_logit_softcapping");
-    c.logit_cap = read("final_logit_softcapping");
+    c.score_cap = read("attn_logit_softcapping", c.architecture->usual_score_cap);
+    c.logit_cap = read("final_logit_softcapping", c.architecture->usual_logit_cap);
     c.sinks = file.tensors().count("blk.0.attn_sinks.weight") > 0;
 }
 

@@ -11,6 +11,13 @@ namespace {
 
 constexpr const char* kChoiceBias = "exp_probs_b.bias";
 
+/// The first tensor by which a router chooses experts otherwise than it weighs them; "" without one.
+std::string choice_bias(const GgufFile& file) {
+    for (const auto& [name, tensor] : file.tensors())
+        if (name.ends_with(kChoiceBias)) return name;
+    return "";
+}
+
 void read_groups(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
     Router& r = c.router;
     r.groups = std::max(1, int(file.integer(prefix + "expert_group_count", 0, kMaxExpertGroups, 1)));
@@ -35,14 +42,15 @@ void read_router(const GgufFile& file, const std::string& prefix, ModelConfig& c
         fail(ErrorCode::unsupported, file.path(), ": ", key, " ", function,
              " is not supported; supported are: 1 (softmax), 2 (sigmoid), 3 (softmax of those that are "
              "taken)");
-    if (function != usual) r.sigmoid = function == sigmoid;
+    // GLM-4.7-Flash's files lack the key; of the families here only routers by sigmoids have the bias.
+    const std::string biased = choice_bias(file);
+    r.sigmoid = function == usual ? r.sigmoid || !biased.empty() : function == sigmoid;
     r.renormalised = file.boolean(prefix + "expert_weights_norm", r.renormalised);
     if (function == softmax_of_taken) {
         r.renormalised = true;  // the same, since without a choice bias nothing else reads the probabilities
-        for (const auto& [name, tensor] : file.tensors())
-            if (name.ends_with(kChoiceBias))
-                fail(ErrorCode::unsupported, file.path(), ": tensor '", name, "' beside ", key,
-                     " 3 is not supported");
+        if (!biased.empty())
+            fail(ErrorCode::unsupported, file.path(), ": tensor '", biased, "' beside ", key,
+                 " 3 is not supported");
     }
     r.scale = float(file.number(prefix + "expert_weights_scale", r.scale));
     if (!(r.scale > 0) || !std::isfinite(r.scale))

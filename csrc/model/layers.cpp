@@ -32,7 +32,8 @@ std::optional<std::vector<int64_t>> numbers_by_layer(const GgufFile& file, const
 
 /// The window of each layer, by the file's pattern, else by the architecture's.
 void read_windows(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
-    const int64_t window = file.integer(prefix + "attention.sliding_window", 0, 1 << 30, 0);
+    const int64_t usual = c.architecture->usual_window;
+    const int64_t window = file.integer(prefix + "attention.sliding_window", 0, 1 << 30, usual);
     if (!c.architecture->sliding_window && window > 0 && window < c.n_ctx_train)
         fail(ErrorCode::unsupported, file.path(), ": a sliding window (", window,
              ") is not supported in architecture '", c.architecture->name, "'");

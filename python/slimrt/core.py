@@ -61,8 +61,9 @@ class Architecture:
         qk_norm: norms of q and k, of the kind `norm`: "none", "row" (of whole rows) or "head" (of each head).
         v_norm: each head of V is normed too, without a weight. scaled_scores: by 1 / sqrt(head_dim).
         qkv_bias: "never", "optional" or "required". latent: K and V are computed from a latent (MLA).
-        sliding_window: layers may have a sliding window. full_period: where neither file nor config says which do,
-            every full_period-th layer has full attention; 0: none has.
+        sliding_window: layers may have a sliding window. usual_window, usual_score_cap: of files that say none.
+        full_period: where neither file nor config says which do, every full_period-th layer has full attention; 0:
+            none has.
         window_rope: RoPE of layers with a window: the "same" as the others', their "own", unscaled with base
             window_base (0: the others' base), or "only" these layers have RoPE.
         unturned_period: every unturned_period-th layer has no position encoding (NoPE); 0: none.
@@ -79,6 +80,8 @@ class Architecture:
     v_norm: bool
     qkv_bias: str
     sliding_window: bool
+    usual_window: int
+    usual_score_cap: float
     full_period: int
     window_rope: str
     window_base: float

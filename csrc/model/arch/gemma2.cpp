@@ -7,10 +7,7 @@
 namespace slimrt {
 namespace {
 
-/// The first files lack keys that the model needs: they are refused.
 void configure(const GgufFile& file, const std::string& prefix, ModelConfig& c) {
-    for (const char* key : {"attn_logit_softcapping", "final_logit_softcapping", "attention.sliding_window"})
-        file.number(prefix + key);
     scale_gemma(file, prefix, 46, c);
 }
 
@@ -22,6 +19,9 @@ const Architecture gemma2 = {
     .positions = Positions::rope_neox,
     .activation = Activation::gelu_tanh,
     .sliding_window = true,
+    .usual_window = 4096,  // these three are of all published models: the first files lack their keys
+    .usual_score_cap = 50,
+    .usual_logit_cap = 30,
     .layers = {.full_period = 2},
     .configure = configure,
 };

@@ -110,7 +110,7 @@ class Attention:
             alibi=model.size("attention.max_alibi_bias", 8.0) if traits.alibi else 0.0,
             clamp=model.size("attention.clamp_kqv", 0.0),
             score_scale=model.size("attention.scale", 0.0),
-            score_cap=model.size("attn_logit_softcapping", 0.0),
+            score_cap=model.size("attn_logit_softcapping", traits.usual_score_cap),
             sinks="blk.0.attn_sinks.weight" in model.tensors,
             latent=model.size("attention.kv_lora_rank") if traits.latent else 0,
         )

@@ -38,7 +38,7 @@ def positions_of(model: ModelData, traits: core.Architecture) -> tuple[Positions
         ModelFormatError: sliding_window_pattern is for another number of layers.
     """
     n = model.size("block_count")
-    window = model.size("attention.sliding_window", 0) or 0 if traits.sliding_window else 0
+    window = model.size("attention.sliding_window", traits.usual_window) or 0 if traits.sliding_window else 0
     pattern = model.value(f"{model.arch}.attention.sliding_window_pattern", traits.full_period)
     slides = by_period(pattern, n) if isinstance(pattern, int) else [bool(one) for one in pattern]
     if len(slides) != n:
