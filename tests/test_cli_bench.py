@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import slimrt
-from conftest import TESTS
+from conftest import GOLDEN, TESTS
 from gguf_shapes import Shape, write_random
 from slimrt import core
 from slimrt.cli import bench
@@ -138,6 +138,35 @@ def test_weights_that_decoding_leaves_unread_are_not_counted(name, mode, run, tm
     vectors = layers * 8 * 4 * d  # scales and biases; less than any matrix
     for path in (source, file):
         assert counted(path, cache) - counted(source, "kv:f32") == pytest.approx(wanted, abs=vectors)
+
+
+@pytest.mark.usefixtures("known_bandwidth")
+@pytest.mark.parametrize("mode", ["kv", "k"])
+def test_rows_that_layers_share_are_counted_for_each_that_reads_them(mode, run, tmp_path):
+    shared = tmp_path / "shared.gguf"
+    slimrt.convert(MODELS / "tale-neox.gguf", shared, kv_layers=2, progress=False)
+    sizes = slimrt.ModelSource(shared).defaults
+    assert slimrt.ModelSource(shared).owners == [0, 1, 1]
+
+    def counted(depth: int) -> float:
+        arguments = ("-p", 0, "-n", 1, "-r", 1, "-d", depth, "--cache", f"{mode}:f32", "--calibration", "none")
+        (row,) = results(run("bench", shared, *arguments, "--json", "-q")[1])
+        return row["gb_s"] * 1e9 / row["tok_s"]
+
+    row = 4 * sizes["d_model"] * (1 + (mode == "kv"))
+    assert counted(32) - counted(0) == pytest.approx(32 * row * sizes["n_layers"])
+
+
+@pytest.mark.usefixtures("known_bandwidth")
+def test_embeddings_of_layers_are_looked_up(run, tmp_path):
+    """Gemma 4's, of which a token reads a row; near half of the weights of its E2B."""
+    path = tmp_path / "gemma4.gguf"
+    slimrt.convert(GOLDEN / "gemma4_small", path, progress=False)
+    (row,) = results(run("bench", path, "-p", 0, "-n", 1, "-r", 1, "--json")[1])
+    plan = core.plan(str(path), n_ctx=1)
+    size = plan["mapped"] + plan["weights"] + plan["derived"] + 2 * plan["cache_bytes_per_token"]  # each read twice
+    size -= core.GgufFile(str(path)).tensor_bytes("per_layer_token_embd.weight")
+    assert row["gb_s"] == pytest.approx(size * row["tok_s"] / 1e9)
 
 
 @pytest.mark.usefixtures("known_bandwidth")

@@ -7,6 +7,7 @@ import csv
 import io
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,18 +206,22 @@ class Bench:
 
     def _step_bytes(self, choice: CacheChoice, depth: int) -> float:
         """Bytes that a decode step reads, averaged over a test: the weights, and the rows that attention reads: of a
-        layer with a sliding window those in it, of one whose rows age each at its level.
+        layer with a sliding window those in it, of one whose rows age each at its level, and of one that reads another
+        layer's rows those once more.
 
-        The first token of an empty sequence, which reads other weights in folded modes, is counted like the others.
+        The first token of an empty sequence, which reads other weights in folded modes, is counted like the others;
+        folded weights that several layers share count once.
         """
         # n_ctx=1: a step reads one row of the RoPE table, whose size grows with the context
         memory = core.plan(self.source.file, n_ctx=1, **choice.arguments(self.source))
         file = self.source.file
-        tensors, architecture = file.tensors(), self.info["architecture"]
-        looked_up = ["position_embd.weight"] + (["token_embd.weight"] if "output.weight" in tensors else [])
-        unread = sum(_prefill_only(self.source, file, memory, layer) for layer in range(len(memory["layers"])))
-        unread += sum(file.tensor_bytes(name) for name in looked_up if name in tensors)
-        unread += _idle_experts(file, architecture)
+        held = {name: file.tensor_bytes(name) for name in file.tensors()}
+        held |= {name: size for name, (_, size) in core.held(file).items()}
+        looked_up = ["position_embd.weight", "per_layer_token_embd.weight"]
+        looked_up += ["token_embd.weight"] if "output.weight" in held else []
+        unread = sum(_prefill_only(self.source, held, memory, layer) for layer in set(self.source.owners))
+        unread += sum(held.get(name, 0) for name in looked_up)
+        unread += _idle_experts(file, held, self.info["architecture"])
         weights = memory["mapped"] + memory["weights"] + memory["derived"] - unread
         return weights + (self._rows(choice, depth + 1) + self._rows(choice, depth + self._args.n_gen)) / 2
 
@@ -229,12 +234,14 @@ class Bench:
             return core.plan(file, n_ctx=n_ctx, n_batch=1, **choice.arguments(self.source))["layers"]
 
         if tokens <= window:
-            return sum(layer["bytes_held"] for layer in layers(tokens))
-        long = window + 4 * BLOCK  # a layer with a window keeps whole blocks around it, but not as many as this
-        return sum(
-            layer["bytes_per_token"] * window if wide["max_rows"] < long else layer["bytes_held"]
-            for layer, wide in zip(layers(tokens), layers(long), strict=True)
-        )
+            sizes = [layer["bytes_held"] for layer in layers(tokens)]
+        else:
+            long = window + 4 * BLOCK  # a layer with a window keeps whole blocks around it, but not as many as this
+            sizes = [
+                layer["bytes_per_token"] * window if wide["max_rows"] < long else layer["bytes_held"]
+                for layer, wide in zip(layers(tokens), layers(long), strict=True)
+            ]
+        return sum(sizes[owner] for owner in self.source.owners)
 
     def _fill(self, runtime: Runtime, depth: int) -> int:
         """A new sequence of `depth` tokens. It also touches all weights once."""
@@ -273,28 +280,28 @@ class Bench:
         return self._random.integers(0, self.info["n_vocab"], n, np.int32)
 
 
-def _idle_experts(file: core.GgufFile, architecture: str) -> int:
-    """Bytes of the experts that one token does not use; 0 without experts."""
+def _idle_experts(file: core.GgufFile, held: Mapping[str, int], architecture: str) -> int:
+    """Bytes of the experts that one token does not use; 0 without experts. held: bytes in memory by tensor."""
     if f"{architecture}.expert_count" not in file.keys():
         return 0
     experts = int(file.value(f"{architecture}.expert_count"))
     idle = experts - int(file.value(f"{architecture}.expert_used_count"))
-    return sum(size for name, (_, size) in core.held(file).items() if "_exps." in name) * idle // experts
+    return sum(size for name, size in held.items() if "_exps." in name) * idle // experts
 
 
-def _prefill_only(source: ModelSource, file: core.GgufFile, info: Plan, layer: int) -> float:
-    """Bytes of a layer's weights that decoding does not read. info: from core.plan."""
+def _prefill_only(source: ModelSource, held: Mapping[str, int], info: Plan, layer: int) -> float:
+    """Bytes of a layer's weights that decoding does not read. held: bytes in memory by tensor. info: from core.plan."""
     kv_width, q_width = info["n_kv_heads"] * info["head_dim"], info["n_heads"] * info["head_dim"]
     mode = source.modes()[info["layers"][layer]["mode"]]
     folded = {fold.suffix: 4 * fold.rows * fold.cols for fold in mode.folds}  # float32, if not stored in the file
-    tensors, fused, size = file.tensors(), f"blk.{layer}.attn_qkv.weight", 0.0
+    fused, size = f"blk.{layer}.attn_qkv.weight", 0.0
     for suffix in (one.suffix for one in mode.unread):
-        if f"blk.{layer}.{suffix}" in tensors:
-            size += file.tensor_bytes(f"blk.{layer}.{suffix}")
+        if f"blk.{layer}.{suffix}" in held:
+            size += held[f"blk.{layer}.{suffix}"]
         elif suffix in folded:
             size += folded[suffix]
         else:
-            size += file.tensor_bytes(fused) * kv_width / (q_width + 2 * kv_width)
+            size += held[fused] * kv_width / (q_width + 2 * kv_width)
     return size
 
 
