@@ -20,7 +20,9 @@ from reference_modes import CACHE_MODES, norms
 from remembered import remembered
 from slimrt import _core
 from slimrt.converter import convert as tool
+from slimrt.folding.attention import Attention
 from slimrt.folding.calibrate import calibrated
+from slimrt.folding.heads import reordered
 from slimrt.modelfile.gguf import array, read_gguf, write_gguf
 from test_cache_modes import IDS, N_PREFILL, exact_logits
 from test_cache_modes_residual import check
@@ -275,6 +277,25 @@ def test_another_order_of_heads_changes_nothing(converted):
         for path in (TALE, converted[0])
     )
     assert relative(got, wanted) < 2e-5
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama_gqa_wide", "gptneox", "qwen3moe", "gemma3_mha", "olmo2_gqa", "bitnet"],  # qkv; norms of heads, rows, W_O's
+)
+def test_any_order_of_heads_is_the_same_model(name, convert, tmp_path):
+    model = read_gguf(str(convert(GOLDEN / name)))
+    attention, path = Attention.of(model), tmp_path / "moved.gguf"
+    order = {layer: np.arange(attention.n_kv_heads)[::-1] for layer in range(attention.n_layers)}
+    write_gguf(path, reordered(model, attention, order, unpack=False), show_progress=False)
+    got, wanted = (decode(open_engine(one, "kv", "f32", n_ctx=64), IDS, 40) for one in (path, convert(GOLDEN / name)))
+    assert relative(got, wanted) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt"])
+def test_heads_that_are_biased_by_their_place_stay_there(name, tmp_path):
+    with pytest.raises(slimrt.UnsupportedError, match="v_heads is not possible here: .*ALiBi"):
+        tool.convert(GOLDEN / name, tmp_path / "out.gguf", cache="k+r", v_heads=0.5, progress=False)
 
 
 @pytest.mark.unsanitized

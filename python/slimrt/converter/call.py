@@ -79,7 +79,7 @@ def convert(
         v_heads: of "k" and "k+r": fraction of all KV heads that store V beside K, those whose attention is spread over
             the most tokens. They are read as in kv, so V is computed for the other heads only; with 0.25 rows grow by a
             quarter of K's bytes. Heads are permuted, which changes only the order of float sums; a layer in which all
-            heads are chosen gets mode kv.
+            heads are chosen gets mode kv. Not with ALiBi, which biases heads by their place.
         outtype: type of the weight matrices, a key of `slimrt.converter.quantize.OUT_TYPES`; None: as in the source.
         imatrix: for outtypes of less than 8 bits: an importance matrix of this model, a file of `slimrt.imatrix` or of
             llama.cpp's llama-imatrix, in GGUF or its older binary format. The error of a weight then counts as much as

@@ -36,6 +36,8 @@ def refusal(attention: Attention) -> str:
         return "layers read the rows of others"
     if attention.n_kv_heads == 1:
         return "there is one KV head, whose V is all of it (cache 'kv')"
+    if attention.alibi:
+        return "heads change places, by which ALiBi biases their scores"
     return ""
 
 
@@ -96,10 +98,12 @@ def reordered(model: ModelData, attention: Attention, order: Mapping[int, Order]
         kv = _columns(heads, attention.head_dim)
         q = _columns(heads, attention.head_dim * (attention.n_heads // attention.n_kv_heads))
         fused = np.concatenate([q, attention.q_width + kv, attention.q_width + attention.kv_width + kv])
-        rows = {"q": q, "k": kv, "v": kv, "qkv": fused}
+        rows = {"q": q, "k": kv, "v": kv, "qkv": fused, "sub_norm": q}
+        if attention.qk_norm == "row":  # a norm of each head is the same for all
+            rows |= {"q_norm": q, "k_norm": kv}
         prefix = f"{attention.prefix(layer)}{attention.part}_"
         for part, at in rows.items():
-            for name in (f"{prefix}{part}.weight", f"{prefix}{part}.bias", f"{prefix}{part}_norm.weight"):
+            for name in (f"{prefix}{part}.weight", f"{prefix}{part}.bias"):
                 if (tensor := model.tensors.get(name)) is not None:
                     changed.append(_rows_moved(tensor, at))
         changed.append(_columns_moved(model.tensor(f"{prefix}output.weight"), q, attention.head_dim, unpack=unpack))
