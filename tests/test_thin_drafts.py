@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import slimrt
+from conftest import GOLDEN
 from slimrt.errors import UnsupportedError
 from slimrt.generation import guesser
 from slimrt.generation.loop import loop_of
@@ -155,8 +156,22 @@ def test_without_room_for_guesses_a_text_goes_on(plain, prompts):
     ],
 )
 def test_what_cannot_draft_for_itself(path, options, words):
-    with pytest.raises(UnsupportedError, match=words):
-        slimrt.Model(path, draft_model="self", **{"n_ctx": 256} | options)
+    for call in (slimrt.Model, slimrt.plan):
+        with pytest.raises(UnsupportedError, match=words):
+            call(path, draft_model="self", **{"n_ctx": 256} | options)
+
+
+def test_rows_that_no_fork_leaves_out(convert, tmp_path):
+    """Behind a window, however short the context; and keys without positions, which layers share. A plan says so."""
+    shared = tmp_path / "shared.gguf"
+    slimrt.convert(MODELS / "tale-neox.gguf", shared, kv_layers=2, progress=False)
+    for path, words in (
+        (convert(GOLDEN / "mistral_window"), "behind a window"),
+        (shared, "cache mode kv in all layers"),
+    ):
+        for call in (slimrt.Model, slimrt.plan):
+            with pytest.raises(UnsupportedError, match=f"cannot draft for itself.*{words}"):
+                call(path, draft_model="self", n_ctx=8)
 
 
 def test_what_it_takes_and_is_called():

@@ -6,12 +6,15 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 
+from slimrt.cache.config import CacheChoice
 from slimrt.cache.planner import Planner
 from slimrt.errors import UnsupportedError
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING
 
 Draft = str | os.PathLike[str] | ModelSource | None
+
+_LONGER_THAN_WINDOWS = 1 << 24  # tokens
 
 SELF = "self"
 """Value of draft_model: the model drafts for itself, reading only few rows of a long text."""
@@ -66,4 +69,29 @@ def refuse_aging(source: ModelSource, modes: Iterable[str]) -> None:
         raise UnsupportedError(
             f"drafts need rows that can be taken back, those of cache mode {', '.join(sorted(aging))} of "
             f"{source.name} age: choose another cache, or no draft_model"
+        )
+
+
+def refuse_rows_to_fork(planner: Planner, choice: CacheChoice) -> None:
+    """Raises UnsupportedError if the model is to draft for itself and a fork could not leave out some of its rows."""
+    if not planner.by_itself:
+        return
+    from slimrt.modelfile.sharing import KEYS  # imported on use: gguf takes long to import
+
+    source = planner.source
+    longest = source.n_ctx_limit or _LONGER_THAN_WINDOWS
+    layers = planner.ask(choice, longest)["layers"]
+    why = ""
+    if others := sorted({layer["mode"] for layer in layers} - {"kv"}):
+        why = f"has those of {', '.join(others)}"
+    elif any(layer["max_rows"] < longest for layer in layers):
+        why = "has a sliding window"
+    elif (
+        len(set(source.owners)) < len(layers) and KEYS in source.file.keys() and source.file.value(KEYS) == "unrotated"
+    ):
+        why = "has keys from before RoPE, which layers share"
+    if why:
+        raise UnsupportedError(
+            f"{source.name} cannot draft for itself (draft_model={SELF!r}): that takes rows of cache mode kv in all "
+            f"layers, none behind a window, and it {why}: choose another cache, or no draft_model"
         )

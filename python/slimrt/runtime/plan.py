@@ -13,7 +13,7 @@ from slimrt.cache.planner import Planner, resolve_device
 from slimrt.cache.planner_encoder import encoder_rows
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.keywords import named
-from slimrt.runtime.drafting import refuse_aging, with_draft
+from slimrt.runtime.drafting import refuse_aging, refuse_rows_to_fork, with_draft
 from slimrt.runtime.fold_at_load import refusal
 from slimrt.runtime.runtime import settle
 
@@ -61,6 +61,7 @@ def plan(
     asked = planner.row(choice, context)
     if draft_model is not None:
         refuse_aging(source, asked.modes)
+        refuse_rows_to_fork(planner, choice)
     return PlanResult(
         path=str(source.path),
         n_ctx=context,
