@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "core/control_groups.h"
 #include "core/text_file.h"
 #endif
 
@@ -26,27 +27,15 @@ uint64_t available_memory() {
 }
 
 #else
-namespace {
-
-/// The number behind a key at the start of a line of a file, or without a key at its start; 0 if there is
-/// none ("max" included).
-uint64_t read_number(const char* path, const std::string& key = "") {
-    const std::string text = '\n' + text_of(path);
-    const size_t at = text.find("\n" + key);
-    return at == std::string::npos ? 0 : std::strtoull(text.c_str() + at + 1 + key.size(), nullptr, 10);
-}
-
-}  // namespace
 
 uint64_t available_memory() {
-    uint64_t available = read_number("/proc/meminfo", "MemAvailable:") * 1024;
-    if (const uint64_t limit = read_number("/sys/fs/cgroup/memory.max")) {
-        const uint64_t current = read_number("/sys/fs/cgroup/memory.current");
-        const uint64_t files = read_number("/sys/fs/cgroup/memory.stat", "file ");  // reclaimed when needed
-        const uint64_t used = std::min(limit, current - std::min(current, files));
-        available = available ? std::min(available, limit - used) : limit - used;
-    }
-    return available;
+    const std::string key = "MemAvailable:", system = text_of("/proc/meminfo");
+    const size_t at = system.find(key);
+    uint64_t available = UINT64_MAX;
+    if (at != std::string::npos)
+        available = std::strtoull(system.c_str() + at + key.size(), nullptr, 10) * 1024;
+    available = std::min(available, memory_left_by_groups());
+    return available == UINT64_MAX ? 0 : std::max<uint64_t>(available, 1);
 }
 
 #endif

@@ -4,7 +4,7 @@
 
 namespace slimrt {
 
-/// Bytes this process can still use without swapping: what the system has available, within the cgroup limit;
+/// Bytes this process can still use without swapping: what the system has available, within its cgroups;
 /// 0: unknown.
 uint64_t available_memory();
 

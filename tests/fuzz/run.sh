@@ -20,7 +20,7 @@ rm -f "$out"/findings/* "$out"/objects/*
 "${PYTHON:-python3}" tests/fuzz/make_seeds.py "$out/seeds" 2>"$out/seeds.log" || { cat "$out/seeds.log"; exit 1; }
 
 # All that a plan runs, but for the kernels. Headers are parsed once: half of the time otherwise.
-sources=(tests/fuzz/*.cpp csrc/core/{default_threads,dtype,error,gguf,gguf_metadata,gguf_shards,gguf_tensors,mapped_file,processors,sizes,thread_pool}.cpp
+sources=(tests/fuzz/*.cpp csrc/core/{control_groups,default_threads,dtype,error,gguf,gguf_metadata,gguf_shards,gguf_tensors,mapped_file,processors,sizes,thread_pool}.cpp
     csrc/kernels/activation.cpp csrc/kernels/cpu/{access_policy,attention_{absorbing,decode,plan,run,sparing},backend,choose_isa,experts,interleave,memory}.cpp
     csrc/cache/*.cpp csrc/cache/modes/*.cpp csrc/model/*.cpp csrc/model/arch/*.cpp csrc/engine/{devices,planner,step}.cpp)
 flags=(-std=c++20 -O1 -gline-tables-only -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Icsrc)
