@@ -93,6 +93,15 @@ def test_a_limit_of_the_process_is_not_called_free_memory():
     assert re.search(r"needs \d+\.\d+ (MiB|GiB) of memory, which", said)
 
 
+PLANNED = LIMITED.split("try:")[0] + "print(slimrt.plan(sys.argv[1], n_ctx=1 << 20, cache='kv').asked.cache_bytes)"
+
+
+def test_a_plan_takes_no_addresses():
+    """Else a limit of the process made plans fail, and conversions at their end, which say from where on they pay."""
+    said = subprocess.run([sys.executable, "-c", PLANNED, TALE], capture_output=True, text=True)
+    assert said.returncode == 0 and int(said.stdout) == 4 << 30, said.stderr
+
+
 # ---------------------------------------------------------------- what a smaller cache pays
 def test_conversion_and_plan_have_one_break_even(run, tmp_path):
     path, made = write_random(tmp_path / "model.gguf", Shape(64, 2, 4, 96, d_ff=64)), tmp_path / "k.gguf"

@@ -59,8 +59,8 @@ def test_grouped_heads_and_the_aya_table(tmp_path):
     assert _core.plan(str(grouped), n_ctx=8192)["cache"] * 8 == _core.plan(str(path), n_ctx=8192)["cache"]
 
 
-@pytest.mark.unsanitized  # whose shadow of what is reserved is resident memory
-@pytest.mark.unemulated  # the emulator's own tables of what is mapped are resident memory of this process
+@pytest.mark.unsanitized  # it bounds time and resident memory
+@pytest.mark.unemulated
 def test_planning_a_7b_model_takes_no_disk_memory_or_time(tmp_path):
     """A sparse file of 13 GB: nothing is written, nothing of its weights is read."""
     path = write_sparse(tmp_path / "7b.gguf", Shape(4096, 32, 32, 16384, d_ff=11008, n_vocab=32000))

@@ -18,6 +18,9 @@ namespace {
 constexpr size_t kTouchChunk = size_t(8) << 20;  // bytes touched by one work item
 // Smaller allocations are not checked against free memory: reading that takes longer.
 constexpr size_t kUnchecked = size_t(1) << 20;
+// What is planned lies where no process has memory: to use it would be a fault. It takes no addresses, of
+// which there are few under a limit such as ulimit -v.
+constexpr uint64_t kPlanned = uint64_t(1) << 55, kMostPlanned = uint64_t(1) << 54;
 
 [[noreturn]] void fail_alloc(size_t bytes, uint64_t available, const char* what) {
     const auto [needed, there] = format_both(bytes, available);
@@ -30,14 +33,14 @@ constexpr size_t kUnchecked = size_t(1) << 20;
 }  // namespace
 
 Buffer Memory::alloc(MemoryKind kind, size_t bytes, const char* what) {
+    if (!pool_) return planned(kind, bytes, what);
     // An overcommitting system grants anything and kills the process when the pages are touched.
-    if (pool_ && bytes > kUnchecked) {
+    if (bytes > kUnchecked) {
         const uint64_t available = available_memory();  // 0: unknown
         if (available && bytes > available) fail_alloc(bytes, available, what);
     }
     const size_t mapped = std::max<size_t>(bytes, 1) + kBytesBehind;
-    const int protection = pool_ ? PROT_READ | PROT_WRITE : PROT_NONE;
-    void* data = map_zeros(mapped, protection, pool_ ? 0 : MAP_NORESERVE);
+    void* data = map_zeros(mapped, PROT_READ | PROT_WRITE, 0);
     if (data == MAP_FAILED) fail_alloc(bytes, available_memory(), what);
     forbid(static_cast<std::byte*>(data) + bytes, mapped - bytes);
 
@@ -51,8 +54,18 @@ Buffer Memory::alloc(MemoryKind kind, size_t bytes, const char* what) {
                                                  munmap(p, mapped);
                                                  count -= bytes;
                                              });
-    if (pool_) touch(buffer.data.get(), bytes);
+    touch(buffer.data.get(), bytes);
     return buffer;
+}
+
+Buffer Memory::planned(MemoryKind kind, size_t bytes, const char* what) {
+    const uint64_t before = used_->planned;
+    if (bytes > kMostPlanned || before > kMostPlanned) fail_alloc(bytes, available_memory(), what);
+    used_->planned = before + (bytes / kHugePage + 1) * kHugePage;
+    std::atomic<uint64_t>& count = used_->bytes[static_cast<int>(kind)];
+    count += bytes;
+    const auto release = [used = used_, &count, bytes](std::byte*) { count -= bytes; };
+    return {{reinterpret_cast<std::byte*>(kPlanned + before), release}, bytes};
 }
 
 void Memory::touch(std::byte* data, size_t bytes) {

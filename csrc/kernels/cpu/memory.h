@@ -14,7 +14,7 @@ namespace slimrt::cpu {
 
 class Memory {
   public:
-    /// Without a pool (the planner) address space is reserved and counted, but not backed by memory.
+    /// Without a pool (the planner) it is counted alone, at addresses that must not be used.
     explicit Memory(ThreadPool* pool) : pool_(pool), used_(std::make_shared<Counters>()) {}
 
     /// Throws Error{wont_fit}. `what` is for the message.
@@ -24,7 +24,9 @@ class Memory {
   private:
     struct Counters {  // outlives the backend when a buffer does
         std::atomic<uint64_t> bytes[4] = {};
+        uint64_t planned = 0;  // addresses that were given out, in one thread
     };
+    Buffer planned(MemoryKind kind, size_t bytes, const char* what);
     void touch(std::byte* data, size_t bytes);
 
     ThreadPool* pool_;
