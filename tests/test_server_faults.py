@@ -288,10 +288,16 @@ class TestEnd:
         with served(tmp_path) as server:
             assert server.terminate(10) == 0 and b"Traceback" not in server.log.read_bytes()
 
-    def test_ctrl_c(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "a closed terminal"])
+    def test_other_signals(self, number: signal.Signals, tmp_path: Path) -> None:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            pytest.skip("under nohup the server does not end either")
         with served(tmp_path) as server:
-            server.process.send_signal(signal.SIGINT)
-            assert server.process.wait(10) == 0
+            stream = server.begin(SOME_TEXT | {"stream": True})
+            start = stream.recv(10)
+            server.process.send_signal(number)
+            assert events(dechunked(start + read_all(stream)))[-1] == "[DONE]"
+            assert server.process.wait(10) == 0 and b"leaked" not in server.log.read_bytes()
 
 
 class TestModel:

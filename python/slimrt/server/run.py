@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 from asyncio import TimerHandle, Transport
@@ -51,7 +52,7 @@ def bind(host: str, port: int) -> socket.socket:
 def serve(
     listener: socket.socket, load: Callable[[], Model], access: Access, limits: Limits, *, log_requests: bool
 ) -> int:
-    """Serve until SIGTERM or Ctrl-C; returns the exit code. The model is loaded while the server already listens.
+    """Serve until SIGTERM, SIGHUP or Ctrl-C; returns the exit code. The model is loaded while the server listens.
 
     Raises:
         Exception: what loading raised.
@@ -84,6 +85,8 @@ def serve(
     )
     _log(log_requests)
     server = Server(config, service)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # which nohup sets; uvicorn takes SIGTERM and SIGINT
+        signal.signal(signal.SIGHUP, server.handle_exit)
     server.run(sockets=[listener])
     if failures:
         raise failures[0]
