@@ -29,9 +29,8 @@ std::vector<std::string> folders_of(const std::string& controller, const std::st
     return folders;
 }
 
-/// The number behind a key at the start of a line of a text, or without a key at its start; 0 if there is
-/// none
-/// ("max" included).
+/// The number behind a key at the start of a line of a text, or without a key at its start; 0: none, or
+/// "max".
 uint64_t number_in(const std::string& text, const std::string& key = "") {
     const std::string lines = '\n' + text;
     const size_t at = lines.find("\n" + key);
