@@ -202,6 +202,35 @@ def test_many_rows_are_as_exact(rows, n_heads, dtype, isa):
     assert np.hypot(kernel, element) <= 1.3 * element
 
 
+@lru_cache(maxsize=4)
+def with_loud_rows(loud: float, seen: bool) -> tuple[Call, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Queries, rows that are keys, and rows that are values, a few of which are so many times as large; and weights."""
+    call = Call(32, 32, 32, 600, 1)
+    q, k = call.data(1.0, seed=5)
+    _, values = call.data(1.0, seed=6)
+    places = [0, 259, 300]
+    values[places] *= loud
+    if not seen:
+        k[places] = -q[0]
+    return call, q, k, values, call.weights(q, k.astype(np.float64), None)[0][:, 0]
+
+
+@pytest.mark.parametrize("isa", [*ISAS, *(isa for isa in ops.backends() if isa.startswith("amx"))])
+@pytest.mark.parametrize("dtype", ["q8", "q4"])
+@pytest.mark.parametrize(("loud", "seen"), [(10, True), (30, False), (1000, False)])
+def test_loud_rows_leave_the_others_as_exact(loud, seen, dtype, isa):
+    """Rows many times as large as the others, whatever their weights: beside their scales those of the others, or their
+    weights times these, would be nothing."""
+    call, q, k, values, p = with_loud_rows(loud, seen)
+    keys = {"rows": k, "q": q, "type": "f32", "stored_heads": 32, "heads": 32, "dim": 32}
+    whole = {"rows": values, "type": dtype, "stored_heads": 32, "heads": 1, "dim": 1024}
+    (out,) = ops.attention_of_terms([keys], [whole], 32, 1, 32**-0.5, 0, isa, 2)
+    wanted = p @ known_rows(call, values, 32, dtype)
+    element = off_by(wanted, p @ values)
+    kernel = off_by(out.reshape(32, -1).astype(np.float64), wanted)
+    assert np.hypot(kernel, element) <= 1.3 * element
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("stored_heads", [1, 4])
 def test_what_is_not_a_number_is_seen_by_every_head(stored_heads, isa):

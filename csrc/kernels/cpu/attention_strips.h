@@ -167,21 +167,22 @@ template <int V, bool Part>
         }
     } kOne;
     const int64_t columns = strip.left - vector * lanes, left = columns < lanes ? columns : lanes;
-    for (int64_t i = 0; i < x.n_outliers;) {
-        const int32_t pair = x.outliers[i].pair;
+    const Outlier* const outliers = weights.outliers();
+    for (int64_t i = 0, n = weights.n_outliers(); i < n;) {
+        const int32_t pair = outliers[i].pair;
         float* const to = x.out + pair * x.out_stride + strip.column + vector * lanes;
         Vec sums[V];
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j) sums[j] = Part ? load_part(to + j * lanes, left) : load(to + j * lanes);
         do {
-            const auto row = static_cast<uint32_t>(x.outliers[i].row);
+            const auto row = static_cast<uint32_t>(outliers[i].row);
             const RowCodes one = splat_quad(RowCodes{}, kOne.only[row % rows_per_lane]);
             const RowCodes* const codes = strip.codes[row / rows_per_lane] + vector;
             const Vec weight = splat(weights.outlier(i));
 #pragma GCC unroll 4
             for (int j = 0; j < V; ++j)
                 sums[j] = fma(weight, to_floats(add_products(zero_sums(RowCodes{}), one, codes[j])), sums[j]);
-        } while (++i < x.n_outliers && x.outliers[i].pair == pair);
+        } while (++i < n && outliers[i].pair == pair);
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j)
             Part ? store_part(to + j * lanes, sums[j], left) : store(to + j * lanes, sums[j]);

@@ -23,6 +23,7 @@ struct TiledStrip {
 template <class Codes, int V, bool Part>
 void add_tiled_sums(const TiledStrip& strip, const Weights& weights, int64_t c, int64_t left) {
     const AbsorbedValues& x = strip.x;
+    const Outlier* const outliers = weights.outliers();
     const auto read = [&](const auto* p) { return Part ? load_part(p, left) : load(p); };
     for (int64_t pair = 0, i = 0; pair < x.n_pairs; ++pair) {
         const int32_t index = x.pairs[pair];
@@ -35,9 +36,9 @@ void add_tiled_sums(const TiledStrip& strip, const Weights& weights, int64_t c, 
             const Vec added = to_floats(load_sums(Codes{}, weights.sums(pair, c + j * lanes))) * unit;
             sums[j] = factor == 0 ? added : fma(splat(factor), read(to + j * lanes), added);
         }
-        for (; i < x.n_outliers && x.outliers[i].pair == index; ++i) {
+        for (; i < weights.n_outliers() && outliers[i].pair == index; ++i) {
             const Vec weight = splat(weights.outlier(i));
-            const Int8* const codes = strip.row(x.outliers[i].row) + c;
+            const Int8* const codes = strip.row(outliers[i].row) + c;
 #pragma GCC unroll 4
             for (int j = 0; j < V; ++j) sums[j] = fma(weight, read(codes + j * lanes), sums[j]);
         }

@@ -59,12 +59,13 @@ class Weights {
         codes_ = reinterpret_cast<WeightCode*>(q15_ + stride_ * kAbsorbedRows);
         offsets_ = all_offsets_ = reinterpret_cast<float*>(codes_ + stride_ * kAbsorbedRows);
         outliers_ = all_offsets_ + stride_ * kMaxOffsets;
-        sums_ = reinterpret_cast<int32_t*>(outliers_ + stride_ * kMaxOutliers);
+        listed_ = reinterpret_cast<Outlier*>(outliers_ + stride_ * 2 * kMaxOutliers);
+        sums_ = reinterpret_cast<int32_t*>(listed_ + stride_ * 2 * kMaxOutliers);
         for (int64_t pair = x.n_pairs; pair < stride_; ++pair) tops_[pair] = 0;
         for (int64_t pair = 0; pair < x.n_pairs; ++pair) {
             const float* const p = x.p + pair * kAbsorbedRows;
-            float high[kBlockTokens];
-            tops_[pair] = quantise_q15(p, x.rows, q15_ + pair * kAbsorbedRows, high);
+            float high[kBlockTokens], total;
+            tops_[pair] = quantise_q15(p, x.rows, q15_ + pair * kAbsorbedRows, high, &total);
             if constexpr (int8_weights)
                 for (int64_t i = 0; i < kBlockTokens; ++i) highs_[i * stride_ + pair] = high[i];
         }
@@ -74,6 +75,9 @@ class Weights {
     float unit(int64_t pair) const { return units_[pair]; }
     /// What is added to the sums of a pair beside the products.
     float offset(int64_t pair) const { return offsets_[pair]; }
+    /// What is added in floats, sorted by pair: outliers, and the weights of rows whose scale is one.
+    const Outlier* outliers() const { return all_; }
+    int64_t n_outliers() const { return n_all_; }
     /// An outlier weight times its row's scale.
     float outlier(int64_t i) const { return outliers_[i]; }
     /// Where tiles sum a vector of columns, from column c of a strip on, for a pair. Of the first of 32 pairs
@@ -88,32 +92,41 @@ class Weights {
     void find_offsets(const float* of_rows) { sum_offsets(x_, of_rows, all_offsets_, stride_); }
     void take_offsets(int64_t group) { offsets_ = all_offsets_ + group * stride_; }
 
-    /// Quantises weights times scales [row], 0 where there is no row.
+    /// Quantises weights times scales [row], 0 where there is no row. Beside a scale that stands out, as that
+    /// of a token unlike the others, these would be lost, whatever the weight of its row.
     void quantise(const float* scales) {
+        constexpr float kLoud = 3;  // times the mean
         alignas(64) int16_t codes[kAbsorbedRows];
         alignas(64) float high[kBlockTokens];
-        const float top = quantise_q15(scales, x_.rows, codes, high);
+        all_ = x_.outliers;
+        n_all_ = x_.n_outliers;
+        float total, top = quantise_q15(scales, x_.rows, codes, high, &total);
+        if (top * static_cast<float>(x_.n) > kLoud * total) {
+            alignas(64) float others[kAbsorbedRows];
+            memcpy(others, scales, static_cast<size_t>(x_.rows) * sizeof(float));
+            list_loud_rows(others);
+            top = quantise_q15(others, x_.rows, codes, high, &total);
+        }
         find_units(top, high);
         for (int64_t pair = 0; pair < x_.n_pairs; ++pair)
             quantise_pair(q15_ + pair * kAbsorbedRows, codes, shrinks_[pair], x_.rows,
                           codes_ + pair * kAbsorbedRows);
-        for (int64_t i = 0; i < x_.n_outliers; ++i)
-            outliers_[i] = x_.outliers[i].weight * scales[x_.outliers[i].row];
+        for (int64_t i = 0; i < n_all_; ++i) outliers_[i] = all_[i].weight * scales[all_[i].row];
     }
 
   private:
     static constexpr float kQ15One = 32767;
 
     /// Quantises numbers >= 0 to Q15, the largest becoming kQ15One. Returns the largest, NaN if one is not
-    /// finite; high: the maximum over rows at the same place in a block.
-    static float quantise_q15(const float* from, int64_t rows, int16_t* to, float* high) {
-        Vec top = splat(0), total = splat(0);
+    /// finite; total: their sum; high: the maximum over rows at the same place in a block.
+    static float quantise_q15(const float* from, int64_t rows, int16_t* to, float* high, float* total) {
+        Vec top = splat(0), all = splat(0);
         for (int64_t i = 0; i < kBlockTokens; i += lanes) {
             Vec some = splat(0);
             for (int64_t j = i; j < rows; j += kBlockTokens) {
                 const Vec one = load(from + j);
                 some = max(one, some);
-                total = total + one;
+                all = all + one;
             }
             store(high + i, some);
             top = max(some, top);
@@ -123,7 +136,24 @@ class Weights {
         const Vec shrink = splat(usable ? kQ15One / largest : 0);
         for (int64_t i = 0; i < rows; i += 2 * lanes)
             store_int16(to + i, load(from + i) * shrink, load(from + i + lanes) * shrink);
-        return (usable ? largest : largest < 1 ? 0 : __builtin_nanf("")) + 0 * sum(total);
+        *total = sum(all);
+        return (usable ? largest : largest < 1 ? 0 : __builtin_nanf("")) + 0 * *total;
+    }
+
+    /// Sets scales that are outliers to 0, and lists the weights of their rows after the outliers of each
+    /// pair.
+    [[gnu::noinline]] void list_loud_rows(float* scales) {
+        Outlier loud[kMaxOutliers];
+        WeightStats stats = {};
+        const int64_t n_loud = extract_outliers(scales, x_.rows, true, 0, 1, &stats, loud);
+        all_ = listed_;
+        n_all_ = 0;
+        for (int64_t pair = 0, i = 0; pair < x_.n_pairs; ++pair) {
+            const int32_t index = x_.pairs[pair];
+            for (; i < x_.n_outliers && x_.outliers[i].pair == index; ++i) listed_[n_all_++] = x_.outliers[i];
+            for (int64_t j = 0; j < n_loud; ++j)
+                listed_[n_all_++] = {index, loud[j].row, x_.p[pair * kAbsorbedRows + loud[j].row]};
+        }
     }
 
     /// The factor in Q15 that maps the product of weights and scales of a pair to WeightCode, and the value
@@ -166,6 +196,9 @@ class Weights {
     const AbsorbedValues& x_;
     int64_t stride_;
     float *tops_, *highs_, *units_, *shrinks_, *all_offsets_, *offsets_, *outliers_;
+    Outlier* listed_;
+    const Outlier* all_;
+    int64_t n_all_;
     int16_t* q15_;
     WeightCode* codes_;
     int32_t* sums_;

@@ -129,8 +129,8 @@ struct WeightStats {
 inline constexpr int64_t kTiledSums = 32 * 64;
 /// Floats of scratch that absorb_values() needs for the weights of so many pairs.
 inline constexpr int64_t weight_floats(int64_t pairs) {
-    constexpr int64_t each =
-        kAbsorbedRows + kAbsorbedRows / 2 + kBlockTokens + 3 + kMaxOffsets + kMaxOutliers;
+    constexpr int64_t listed = 2 * kMaxOutliers * (1 + int64_t(sizeof(Outlier) / sizeof(float)));
+    constexpr int64_t each = kAbsorbedRows + kAbsorbedRows / 2 + kBlockTokens + 3 + kMaxOffsets + listed;
     return (pairs + 15) / 16 * 16 * each + (pairs + 31) / 32 * kTiledSums;
 }
 
