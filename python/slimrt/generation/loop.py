@@ -23,7 +23,7 @@ from slimrt.generation.pace import Pace
 from slimrt.generation.parts import Part, told_to_all
 from slimrt.generation.prefix import PrefixTree
 from slimrt.generation.room import Room, is_shared
-from slimrt.generation.search import Decode, Encode, Guess, Result, Task, choices
+from slimrt.generation.search import Decode, Encode, Guess, Result, Task
 from slimrt.generation.sequences import Sequences, is_closed
 from slimrt.generation.store import PrefixStore
 from slimrt.generation.tickets import Call, Meter, OnStep, Ticket
@@ -92,8 +92,8 @@ class Loop:
         with self._changed:
             if self._closed:
                 raise ValueError("the model is closed")
-            ticket = Ticket(task, needs, call or Call(), self._order)
-            ticket.meter, ticket.on_step, ticket.key, ticket.eager = meter, on_step, key, eager
+            ticket = Ticket(task, needs, call or Call(), self._order, meter or Meter())
+            ticket.on_step, ticket.key, ticket.eager = on_step, key, eager
             self._order += 1
             self._waiting.append(ticket)
             self._changed.notify_all()
@@ -275,14 +275,13 @@ class Loop:
                 wanting = wanting[: max(sum(n <= self.pace.batch for n in rows), 1)]
             started, states = time.perf_counter(), any(wanted.states for _, wanted in wanting)
             try:
-                made = self._engine.encode([wanted.item for _, wanted in wanting], *([True] if states else []))
+                made = self._engine.encode([wanted.item for _, wanted in wanting], states)
             except Exception as error:
                 for one, _ in wanting:
                     self._resume(one, error)
                 return
             for i, (one, wanted) in enumerate(wanting):
-                if one.meter is not None:
-                    one.meter.add(time.perf_counter() - started, 0, 0)
+                one.meter.add(time.perf_counter() - started)
                 one.answer = made[i] if made and wanted.states else None
                 self._resume(one)
             if shared:
@@ -302,8 +301,7 @@ class Loop:
             return
         seconds = time.perf_counter() - started
         for (one, _), guesses in zip(wanting, guessed, strict=True):
-            if one.meter is not None:
-                one.meter.add(seconds, 0, 0)
+            one.meter.add(seconds)
             one.answer = guesses
             self._resume(one)
 
@@ -337,8 +335,7 @@ class Loop:
         if self.room.prefixes is not None:
             self.room.prefixes.note_rate(self.pace.tokens_per_second)
         for part in parts:
-            if part.ticket.meter is not None:
-                part.ticket.meter.add(seconds, now[0] - counts[0], now[1] - counts[1])
+            part.ticket.meter.add(seconds, now[0] - counts[0], now[1] - counts[1])
             at = part.take(rows, at)
 
     def _found(self, parts: Sequence[Part]) -> dict[str, bool]:
@@ -363,7 +360,7 @@ class Loop:
         if not wanting:
             return
         try:
-            chosen = choices(self._engine, [one.answer for one in wanting], wishes, masks)
+            chosen = self._engine.choose([one.answer for one in wanting], wishes, masks)
         except Exception as error:
             for one in wanting:
                 self._resume(one, error)

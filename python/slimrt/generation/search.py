@@ -24,36 +24,16 @@ from slimrt.plumbing.numbers import log_normaliser
 
 Result = TypeVar("Result")
 Logits = NDArray[np.float32]
-Masks = NDArray[np.uint32]
 Rules = Callable[[Logits, Sequence[int]], None]
 """Changes a row of logits (vocab,) in place, given the tokens found so far."""
 May = Callable[[Sequence[int]], tuple[NDArray[np.uint32], int]]
 """The same rules as the mask and joint_from of a Decode, given the tokens found so far."""
 
-
 Logprobs = tuple[float, Sequence[tuple[int, float]]]
 """The log probability of a chosen token; and the most likely (token, log probability) pairs."""
 
-
 Choice = tuple[int, Logprobs | None]
 """A chosen token, and its Logprobs if asked for."""
-
-
-class Choosing(Protocol):
-    """An engine's batched sampling."""
-
-    def sample(
-        self,
-        logits: Logits,
-        samplers: Sequence[core.Sampler],
-        *,
-        masks: Masks | None,
-        logprobs: Sequence[int],
-        joint_from: Sequence[int],
-    ) -> Sequence[Choice | Exception]: ...
-    def sample_candidates(
-        self, candidates: NDArray[np.int32], samplers: Sequence[core.Sampler]
-    ) -> Sequence[Choice | Exception]: ...
 
 
 class Engine(Protocol):
@@ -208,36 +188,6 @@ class _Running(Generic[Result]):
             self.wants = self.task.send(value)
         except StopIteration as end:
             self.wants, self.result = None, end.value
-
-
-def choices(
-    engine: Choosing, rows: Sequence[NDArray[Any]], wishes: Sequence[Decode], masks: Sequence[NDArray[np.uint32] | None]
-) -> Sequence[Choice | Exception]:
-    """Answer Decode requests in one call; one whose row cannot be sampled gets its error. rows: for each its logits
-    (1, vocab); or, if the engine found the likeliest, for each its token, int32 (1, 1), or its candidates, int32
-    (1, 2 n). masks: for each its mask."""
-    logits = rows[0] if len(rows) == 1 else np.concatenate(rows)
-    samplers = [one.sampler for one in wishes]
-    if logits.dtype == np.int32:
-        if logits.shape[1] > 1:
-            return engine.sample_candidates(logits, samplers)
-        return [(int(token), None) for token in logits[:, 0]]
-    return engine.sample(
-        logits, samplers, masks=_masks(masks, logits.shape[1]), logprobs=[one.logprobs for one in wishes],
-        joint_from=[one.joint_from for one in wishes],
-    )  # fmt: skip
-
-
-def _masks(masks: Sequence[NDArray[np.uint32] | None], n_vocab: int) -> Masks | None:
-    """Masks stacked (n, words); rows without a mask allow all tokens. None: no request has a mask."""
-    if all(one is None for one in masks):
-        return None
-    words = (n_vocab + 31) // 32
-    rows = np.full((len(masks), words), -1, np.int32).view(np.uint32)
-    for row, one in zip(rows, masks, strict=True):
-        if one is not None:
-            row[:] = one[:words]
-    return rows
 
 
 def together(tasks: Sequence[Task[Result]]) -> Task[list[Result]]:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt import core
 from slimrt.cache.planner import BLOCK as BLOCK
 from slimrt.generation.pace import Pace
-from slimrt.generation.search import Append, Choice, Decode, Guess, Logits, Masks, Read, Wish
+from slimrt.generation.search import Append, Choice, Decode, Guess, Logits, Read, Wish
 from slimrt.plumbing import progress
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session
@@ -98,23 +97,23 @@ class Sequences:
                     of.note(length, ids)
         return rows.view(np.int32) if kind.keys() & {"tokens", "candidates"} else rows
 
-    def sample(
-        self,
-        logits: Logits,
-        samplers: Sequence[core.Sampler],
-        *,
-        masks: Masks | None,
-        logprobs: Sequence[int],
-        joint_from: Sequence[int],
+    def choose(
+        self, rows: Sequence[NDArray[Any]], wishes: Sequence[Decode], masks: Sequence[NDArray[np.uint32] | None]
     ) -> Sequence[Choice | Exception]:
+        """Answer Decode requests in one call; one whose row cannot be sampled gets its error. rows: for each its logits
+        (1, vocab); or, if the engine found the likeliest, for each its token, int32 (1, 1), or its candidates, int32
+        (1, 2 n). masks: for each its mask."""
+        logits = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        if logits.dtype == np.int32 and logits.shape[1] == 1:
+            return [(int(token), None) for token in logits[:, 0]]
+        samplers = [one.sampler for one in wishes]
         with self._runtime.use() as engine:
-            return engine.sample(logits, samplers, masks=masks, logprobs=logprobs, joint_from=joint_from)
-
-    def sample_candidates(
-        self, candidates: NDArray[np.int32], samplers: Sequence[core.Sampler]
-    ) -> Sequence[Choice | Exception]:
-        with self._runtime.use() as engine:
-            return engine.sample_candidates(candidates, samplers)
+            if logits.dtype == np.int32:
+                return engine.sample_candidates(logits, samplers)
+            return engine.sample(
+                logits, samplers, masks=_stacked(masks, logits.shape[1]), logprobs=[one.logprobs for one in wishes],
+                joint_from=[one.joint_from for one in wishes],
+            )  # fmt: skip
 
     def guess(self, wishes: Sequence[Guess], pace: Pace) -> list[Ids]:
         """Drafts by the model's drafter."""
@@ -166,6 +165,18 @@ def is_closed(wish: Wish | None) -> bool:
 
 def _handle(sequence: Any) -> int:
     return sequence.sequence if isinstance(sequence, Session) else int(sequence)
+
+
+def _stacked(masks: Sequence[NDArray[np.uint32] | None], n_vocab: int) -> NDArray[np.uint32] | None:
+    """Masks stacked (n, words); rows without a mask allow all tokens. None: no request has a mask."""
+    if all(one is None for one in masks):
+        return None
+    words = (n_vocab + 31) // 32
+    rows = np.full((len(masks), words), -1, np.int32).view(np.uint32)
+    for row, one in zip(rows, masks, strict=True):
+        if one is not None:
+            row[:] = one[:words]
+    return rows
 
 
 def _sessions(wish: Wish | None) -> list[Session]:

@@ -28,7 +28,7 @@ class Meter:
     def __init__(self) -> None:
         self.seconds, self.rows, self.skipped = 0.0, 0, 0
 
-    def add(self, seconds: float, rows: int, skipped: int) -> None:
+    def add(self, seconds: float, rows: int = 0, skipped: int = 0) -> None:
         self.seconds, self.rows, self.skipped = self.seconds + seconds, self.rows + rows, self.skipped + skipped
 
     def take(self) -> tuple[float, int, int]:
@@ -79,11 +79,10 @@ class Ticket(Generic[Result]):
         wants: its current request; answer: to that, complete once `answered` is set.
     """
 
-    def __init__(self, task: Task[Result], needs: int, call: Call, order: int):
+    def __init__(self, task: Task[Result], needs: int, call: Call, order: int, meter: Meter):
         self.begun = self.done = False
         self.preemptions = 0
-        self.needs, self.call, self.order, self.key = needs, call, order, ""
-        self.meter: Meter | None = None
+        self.needs, self.call, self.order, self.meter, self.key = needs, call, order, meter, ""
         self.on_step: OnStep | None = None
         self.eager, self.awaited, self.cancelled = False, 0, False
         self.wants: Wish | None = None
