@@ -15,7 +15,7 @@ from slimrt.cli.conversation import Conversation
 from slimrt.cli.sampling import constraint_arguments, sampling_arguments
 from slimrt.errors import SlimrtError
 from slimrt.modelfile.source import ModelSource
-from slimrt.plumbing.files import check_target, decode_text
+from slimrt.plumbing.files import check_target, read_text
 from slimrt.runtime.kinds import continues_texts
 
 
@@ -83,7 +83,7 @@ def _one_message(args: argparse.Namespace) -> str | None:
         args.usage_error("give -p or -f, not both")
     if args.prompt is None and args.file is None:
         return None
-    text = args.prompt if args.file is None else decode_text(Path(args.file).read_bytes(), args.file)
+    text = args.prompt if args.file is None else read_text(args.file)
     message = str(text).strip()
     if not message:
         args.usage_error("the message of -p or -f is empty")

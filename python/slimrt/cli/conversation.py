@@ -18,7 +18,7 @@ from slimrt.cli.sampling import constraint_arguments, sampling_arguments
 from slimrt.errors import ChatError, UnsupportedError
 from slimrt.generation.options import Options
 from slimrt.model import Model
-from slimrt.plumbing.files import decode_text, state_directory, written_beside
+from slimrt.plumbing.files import read_text, state_directory, written_beside
 from slimrt.plumbing.units import format_bytes
 from slimrt.results import Generation
 from slimrt.tokenizer.channels import has_channels, mark_ids
@@ -156,7 +156,7 @@ class Conversation:
         from slimrt.tokenizer.messages import checked_messages
 
         try:
-            found = json.loads(decode_text(path.read_bytes(), str(path)))
+            found = json.loads(read_text(path))
             messages = found["messages"] if isinstance(found, dict) and "messages" in found else found
             template = find_template(self.model.tokenizer, self.args.chat_template)
             self.messages = checked_messages(messages, template, answer=False)

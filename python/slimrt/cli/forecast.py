@@ -30,7 +30,7 @@ from slimrt.forecast.plot import plot_forecast
 from slimrt.forecast.predict import answered_levels, enough_context, rows_together
 from slimrt.forecast.table import Columns, Read, read_series
 from slimrt.measure.plots import check_plot
-from slimrt.plumbing.files import check_target, decode_text
+from slimrt.plumbing.files import check_target, read_text
 
 _AT_ONCE = 32  # sequences: sample paths, or series, computed together
 _FORMATS = ("csv", "json")
@@ -111,10 +111,10 @@ def run(args: argparse.Namespace) -> int:
     if not given and sys.stdin.isatty():
         args.usage_error("which series? give CSV after the model, or pipe one in")
     source = model_source(args)
-    data = Path(given[0]).read_bytes() if given else sys.stdin.buffer.read()
-    name = given[0] if given else "stdin"
+    file = given[0] if given else None
+    name = file or "stdin"
     columns = Columns(args.column, args.id, args.date_column, args.date_format, args.freq)
-    read = read_series(decode_text(data, name), name, columns, lambda text: note(args, f"slimrt: {text}"))
+    read = read_series(read_text(file), name, columns, lambda text: note(args, f"slimrt: {text}"))
     values = [one.values for one in read.series.values()]
     if args.joint:
         _require_one_end(read)

@@ -17,7 +17,7 @@ from slimrt.cli.sampling import constraint_arguments, sampling_arguments
 from slimrt.cli.values import count, positive, whole
 from slimrt.generation.stream import Stream
 from slimrt.modelfile.source import ModelSource
-from slimrt.plumbing.files import check_target, decode_text
+from slimrt.plumbing.files import check_target, read_text
 from slimrt.plumbing.units import format_bytes
 from slimrt.results import Generation
 from slimrt.runtime.kinds import continues_texts
@@ -195,8 +195,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         return [_unescaped(one) for one in args.prompt] if args.escape else args.prompt
     if args.file is None and sys.stdin.isatty():
         args.usage_error("what to continue? give -p TEXT, -f FILE, or pipe a text in")
-    data = Path(args.file).read_bytes() if args.file is not None else sys.stdin.buffer.read()
-    return [decode_text(data, args.file or "stdin").removesuffix("\n")]  # a final newline comes from editors and echo
+    return [read_text(args.file).removesuffix("\n")]  # a final newline comes from editors and echo
 
 
 def _unescaped(text: str) -> str:

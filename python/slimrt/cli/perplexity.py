@@ -26,7 +26,7 @@ from slimrt.measure.plots import check_plot, plot_front
 from slimrt.measure.quality import compare_caches
 from slimrt.modelfile.source import ModelSource
 from slimrt.modelfile.text import file_ids
-from slimrt.plumbing.files import decode_text
+from slimrt.plumbing.files import read_text
 from slimrt.results import CacheComparison
 from slimrt.runtime.kinds import continues_texts
 
@@ -81,7 +81,7 @@ def _text(args: argparse.Namespace) -> str | Path:
         return Path(given[0])
     if sys.stdin.isatty():
         args.usage_error("what to score? give FILE or TEXT after the model, -f FILE, -p TEXT, or pipe a text in")
-    return decode_text(sys.stdin.buffer.read(), "stdin")
+    return read_text(None)
 
 
 def _check_usage(args: argparse.Namespace) -> None:

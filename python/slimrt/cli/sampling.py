@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from slimrt.cli.flags import Adder, Collect
 from slimrt.cli.values import bias, count, not_empty, positive, real, seed, whole
 from slimrt.generation.options import DRY_SEQUENCE_BREAKERS
-from slimrt.plumbing.files import decode_text
+from slimrt.plumbing.files import read_text
 
 
 class SamplingFlags(Adder):
@@ -113,10 +112,7 @@ class SamplingFlags(Adder):
 def constraint_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """The flags of constraints() as options of Model.generate. OSError, ValueError: a file cannot be read."""
     given = {"json_schema": args.json_schema, "grammar": args.grammar}
-    read = {
-        name: value if value is None or _is_text(value) else decode_text(Path(value).read_bytes(), value)
-        for name, value in given.items()
-    }
+    read = {name: value if value is None or _is_text(value) else read_text(value) for name, value in given.items()}
     return read | {"regex": args.regex, "choice": args.choice}
 
 

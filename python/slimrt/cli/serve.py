@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slimrt.cache.config import CacheChoice
@@ -19,7 +18,7 @@ from slimrt.generation.loop import loop_of, prefixes_of
 from slimrt.generation.store import PrefixStore
 from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
-from slimrt.plumbing.files import decode_text
+from slimrt.plumbing.files import read_text
 from slimrt.plumbing.units import format_bytes, parse_bytes
 from slimrt.runtime.drafting import with_draft
 
@@ -159,8 +158,7 @@ def _keys(args: argparse.Namespace) -> tuple[str, ...]:
             args.usage_error(f"{said} is empty, which would let anybody in: give it a value, or leave it out")
     keys = [args.api_key.strip()] if args.api_key else []
     if args.api_key_file:
-        text = decode_text(Path(args.api_key_file).read_bytes(), args.api_key_file)
-        found = [line.strip() for line in text.splitlines() if line.strip()]
+        found = [line.strip() for line in read_text(args.api_key_file).splitlines() if line.strip()]
         if not found:
             raise ValueError(f"{args.api_key_file} holds no key: write one on each line")
         keys += found

@@ -6,7 +6,6 @@ import argparse
 import io
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from slimrt.cli.common import (
@@ -24,7 +23,7 @@ from slimrt.cli.sampling import sampling_arguments
 from slimrt.generation.text2text import Text2Text, searchable
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing import progress
-from slimrt.plumbing.files import decode_text
+from slimrt.plumbing.files import read_text
 from slimrt.results import Generation
 
 _AT_ONCE = 8  # texts decoded together by default
@@ -64,8 +63,7 @@ def texts(args: argparse.Namespace) -> list[str]:
         return [str(one) for one in args.prompt]
     if args.file is None and sys.stdin.isatty():
         args.usage_error("which text? give -p TEXT, -f FILE, or pipe one in")
-    data = Path(args.file).read_bytes() if args.file is not None else sys.stdin.buffer.read()
-    lines = [line.rstrip("\n") for line in io.StringIO(decode_text(data, args.file or "stdin"), newline=None)]
+    lines = [line.rstrip("\n") for line in io.StringIO(read_text(args.file), newline=None)]
     if not any(map(str.strip, lines)):
         raise ValueError(f"{args.file or 'stdin'}: no text in it")
     return lines

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -54,6 +55,17 @@ def decode_text(data: bytes, name: str) -> str:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+
+
+def read_text(path: str | os.PathLike[str] | None) -> str:
+    """The text of a UTF-8 file, or of stdin (None), without a byte order mark.
+
+    Raises:
+        OSError: it cannot be read. ValueError: it is not UTF-8; names the byte.
+    """
+    if path is None:
+        return decode_text(sys.stdin.buffer.read(), "stdin")
+    return decode_text(Path(path).read_bytes(), os.fspath(path))
 
 
 def check_utf8(path: str | Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from slimrt.errors import ChatError, UnsupportedError
 from slimrt.plumbing.arguments import DEEPEST, is_deeper, unknown
-from slimrt.plumbing.files import decode_text
+from slimrt.plumbing.files import read_text
 from slimrt.tokenizer.chat_templates import ENDS, TEMPLATES
 from slimrt.tokenizer.messages import Message, checked_messages, with_named_results
 from slimrt.tokenizer.template import TemplateTimeError, compiled
@@ -119,7 +119,7 @@ def find_template(tokenizer: Tokenizer, chat_template: Template | None = None, *
     if not Path(name).is_file():
         known = unknown("chat template", name, named)
         raise UnsupportedError(f"{known}; it is no file either, and no jinja2 text")
-    return decode_text(Path(name).read_bytes(), name)
+    return read_text(name)
 
 
 def stops(tokenizer: Tokenizer, chat_template: Template | None) -> list[str]:

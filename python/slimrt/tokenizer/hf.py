@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.plumbing.files import decode_text
+from slimrt.plumbing.files import read_text
 from slimrt.tokenizer.vocabulary import Vocabulary, end_of_generation, typed
 
 _MOST_GAPS = 1 << 20  # unused ids below the largest, at most
@@ -245,6 +245,6 @@ def _chat_templates(directory: Path | None, config: Mapping[str, Any]) -> _Templ
 
 def _read_text(path: Path) -> str:
     try:
-        return decode_text(path.read_bytes(), str(path))
+        return read_text(path)
     except ValueError as error:
         raise ModelFormatError(str(error)) from error
