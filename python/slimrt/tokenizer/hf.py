@@ -54,8 +54,8 @@ def load_file(path: Path) -> Vocabulary:
     backend.no_padding()
 
     directory = path.parent if path.name == "tokenizer.json" else None
-    config = _read_json(directory, "tokenizer_config.json")
-    named = _read_json(directory, "special_tokens_map.json")
+    config = _read_beside(directory, "tokenizer_config.json")
+    named = _read_beside(directory, "special_tokens_map.json")
     named |= {name: value for name, value in config.items() if value is not None}
     with typed(f"{path}: the tokens of tokenizer_config.json do not fit it"):
         _add_declared(backend, named)
@@ -94,17 +94,29 @@ def load_file(path: Path) -> Vocabulary:
     )
 
 
-def _read_json(directory: Path | None, name: str) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file."""
-    if directory is None or not (directory / name).is_file():
-        return {}
-    try:
-        value = json.loads((directory / name).read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{directory / name}: not JSON: {error}") from error
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; ModelFormatError if that is not what it holds."""
+    value = read_json_value(path)
     if not isinstance(value, dict):
-        raise ModelFormatError(f"{directory / name}: not a JSON object")
+        raise ModelFormatError(f"{path}: not a JSON object")
     return value
+
+
+def read_json_value(path: Path) -> Any:
+    """What a JSON file holds. ModelFormatError: it is not JSON."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{path}: not JSON: {error}") from error
+
+
+def read_json_if_any(path: Path) -> dict[str, Any]:
+    """As read_json; empty if there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
+def _read_beside(directory: Path | None, name: str) -> dict[str, Any]:
+    return {} if directory is None else read_json_if_any(directory / name)
 
 
 def _decoders(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -191,7 +203,7 @@ def _special_ids(
     directory: Path | None, named: Mapping[str, Any], ids: Mapping[str, int]
 ) -> tuple[dict[str, int], list[int]]:
     """The ids of bos, eos, unk and pad; and all eos ids of the generation settings."""
-    settings = _read_json(directory, "config.json") | _read_json(directory, "generation_config.json")
+    settings = _read_beside(directory, "config.json") | _read_beside(directory, "generation_config.json")
     known = set(ids.values())
     found, ends = {}, []
     for name in ("bos", "eos", "unk", "pad"):
@@ -230,7 +242,7 @@ def _as_configured(
 def _chat_templates(directory: Path | None, config: Mapping[str, Any]) -> _Templates:
     """The default template: from chat_template.jinja, else chat_template.json, else the configuration (one template, or
     a list of named ones); and the named templates, of that list and of the folder additional_chat_templates."""
-    template = _read_json(directory, "chat_template.json").get("chat_template", config.get("chat_template"))
+    template = _read_beside(directory, "chat_template.json").get("chat_template", config.get("chat_template"))
     listed = template if isinstance(template, list) else [{"name": "default", "template": template}]
     found = {item.get("name"): item.get("template") for item in listed if isinstance(item, dict)}
     named = {name: text for name, text in found.items() if isinstance(name, str) and isinstance(text, str)}

@@ -22,8 +22,8 @@ from slimrt.modelfile.hf.latent import LATENT
 from slimrt.modelfile.hf.layered_families import LAYERED_FAMILIES
 from slimrt.modelfile.hf.llama_families import LLAMA_FAMILIES, OWN_CLASSES
 from slimrt.modelfile.hf.multimodal import WRAPPERS, text_config
-from slimrt.modelfile.hf.safetensors_files import read_json
 from slimrt.modelfile.sharing import SHARING
+from slimrt.tokenizer.hf import read_json, read_json_if_any
 
 _MODEL_TYPES = {
     **FAMILIES,
@@ -105,7 +105,7 @@ class Config:
             if (directory / "adapter_config.json").is_file():
                 hint = f", but an adapter: slimrt convert MODEL --lora {directory} -o OUT merges it into its model"
             raise ModelFormatError(f"{directory} is not a model: it has no config.json{hint}")
-        values, generation = read_json(path), read_json(beside) if beside.is_file() else {}
+        values, generation = read_json(path), read_json_if_any(beside)
         outer = str(values.get("model_type"))
         if outer not in WRAPPERS:
             return cls(path, values, generation)

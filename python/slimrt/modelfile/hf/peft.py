@@ -18,14 +18,8 @@ import numpy as np
 
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.hf.family import Source
-from slimrt.modelfile.hf.safetensors_files import (
-    DTYPES,
-    as_float32,
-    as_stored,
-    read_entries,
-    read_json,
-    stored_elements,
-)
+from slimrt.modelfile.hf.safetensors_files import DTYPES, as_float32, as_stored, read_entries, stored_elements
+from slimrt.tokenizer.hf import read_json
 
 CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"

@@ -13,7 +13,7 @@ from gguf.gguf_writer import GGUFValue
 
 from slimrt.errors import ModelFormatError
 from slimrt.modelfile.gguf import uint32
-from slimrt.modelfile.hf.safetensors_files import read_json, read_json_value
+from slimrt.tokenizer.hf import read_json_if_any, read_json_value
 
 _TYPES = {"mean": PoolingType.MEAN, "cls": PoolingType.CLS, "lasttoken": PoolingType.LAST}
 _COMPUTED = ("Transformer", "Pooling", "Normalize")
@@ -33,7 +33,7 @@ def pooling_fields(directory: Path, arch: str) -> tuple[dict[str, GGUFValue], li
         raise ModelFormatError(f"{path}: not a list of modules with a type and a path")
     names = [one["type"].rpartition(".")[2] for one in modules]
     pooled = [directory / one["path"] / "config.json" for one in modules if one["type"].endswith("Pooling")]
-    modes = [mode for file in pooled if file.is_file() for mode in _modes(read_json(file))]
+    modes = [mode for file in pooled for mode in _modes(read_json_if_any(file))]
     kind, warnings = _TYPES.get(modes[0] if len(modes) == 1 else "", PoolingType.NONE), []
     if kind not in (PoolingType.MEAN, PoolingType.LAST):
         said = " and ".join(modes) or "none that is known"

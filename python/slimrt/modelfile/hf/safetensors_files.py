@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.tokenizer.hf import read_json
 
 # bfloat16, which NumPy lacks, as its bits.
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
@@ -40,22 +40,6 @@ def as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
             return values.astype(DTYPES[dtype])
     bits = np.ascontiguousarray(values).view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; ModelFormatError if that is not what it holds."""
-    value = read_json_value(path)
-    if not isinstance(value, dict):
-        raise ModelFormatError(f"{path}: not a JSON object")
-    return value
-
-
-def read_json_value(path: Path) -> Any:
-    """What a JSON file holds. ModelFormatError: it is not JSON."""
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelFormatError(f"{path}: not JSON: {error}") from error
 
 
 class Checkpoint:

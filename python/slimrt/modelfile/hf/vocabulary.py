@@ -21,6 +21,7 @@ from slimrt.modelfile.hf.sentencepiece_model import read_scores
 from slimrt.modelfile.hf.vocabulary_unigram import SENTENCEPIECE_FILES, sentencepiece_fields, unigram_kind
 from slimrt.modelfile.hf.vocabulary_whisper import is_special, with_timestamps
 from slimrt.tokenizer import gguf, pretokenizers
+from slimrt.tokenizer.hf import read_json
 from slimrt.tokenizer.tokenizer import Tokenizer
 from slimrt.tokenizer.vocabulary import SPACE, Vocabulary
 
@@ -64,7 +65,7 @@ def vocabulary_fields(directory: Path, arch: str, n_vocab: int) -> tuple[dict[st
     if arch in vocabulary_seq2seq.ARCHITECTURES:
         return vocabulary_seq2seq.seq2seq_fields(directory, n_vocab)
     tokenizer = Tokenizer(directory)
-    state = json.loads((directory / "tokenizer.json").read_text("utf-8"))
+    state = read_json(directory / "tokenizer.json")
     fields, warnings = _fields(tokenizer, state, directory, arch, n_vocab)
     made = Tokenizer.from_gguf_fields({"general.architecture": arch, **{k: v.value for k, v in fields.items()}})
     around = arch != "whisper"  # whose decoder is started and stopped by rules of its own
@@ -175,7 +176,7 @@ def _parts(component: Any) -> Iterator[dict[str, Any]]:
 
 
 def _pre_tokenizer(vocabulary: Vocabulary, ignore_merges: bool, where: Path) -> str:
-    """The name in `slimrt._pretokenizers` of what cuts this vocabulary's text into words."""
+    """The name in `slimrt.tokenizer.pretokenizers` of what cuts this vocabulary's text into words."""
     backend = vocabulary.backend
     wanted = list(_parts(backend.pre_tokenizer)), list(_parts(backend.normalizer)), ignore_merges
     for name in dict.fromkeys(_PREFERRED + pretokenizers.SUPPORTED):

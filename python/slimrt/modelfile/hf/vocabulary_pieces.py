@@ -20,11 +20,11 @@ from gguf.gguf_writer import GGUFValue
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.modelfile.hf.safetensors_files import read_json
 from slimrt.modelfile.hf.sentencepiece_model import SentencePieceModel, read_sentencepiece
 from slimrt.modelfile.hf.vocabulary_seq2seq import embedded_fields
 from slimrt.tokenizer.embedded import START
 from slimrt.tokenizer.gguf import merges_by_score
+from slimrt.tokenizer.hf import read_json, read_json_if_any
 from slimrt.tokenizer.vocabulary import Vocabulary, end_of_generation, typed
 
 _CODE = re.compile(r">>[^<>\s]+<<")
@@ -52,7 +52,7 @@ def marian_fields(directory: Path, n_vocab: int) -> tuple[dict[str, GGUFValue], 
         UnsupportedError: encoder and decoder have vocabularies of their own; a SentencePiece model of another kind.
         ModelFormatError: a file is broken or does not fit the others.
     """
-    settings, config = (_json(directory / name) for name in ("tokenizer_config.json", "config.json"))
+    settings, config = (read_json_if_any(directory / name) for name in ("tokenizer_config.json", "config.json"))
     shared = config.get("share_encoder_decoder_embeddings", True) and not settings.get("separate_vocabs")
     if not shared or (directory / "target_vocab.json").is_file():
         raise UnsupportedError(
@@ -86,7 +86,7 @@ def m2m100_fields(directory: Path, n_vocab: int) -> tuple[dict[str, GGUFValue], 
     with typed(f"{directory / 'sentencepiece.bpe.model'}: a broken model"):
         backend = tokenizers.Tokenizer(models.BPE(numbers, merges_by_score(normal), unk_token=unknown, fuse_unk=True))
         backend.normalizer = normalizers.Sequence(_steps(model))
-    codes = _WMT21 if _json(directory / "tokenizer_config.json").get("language_codes") == "wmt21" else M2M100
+    codes = _WMT21 if read_json_if_any(directory / "tokenizer_config.json").get("language_codes") == "wmt21" else M2M100
     languages = {f"__{code}__": id for id, code in enumerate(codes.split(), len(ids))}
     if len(ids) + len(languages) > n_vocab or max(ids.values()) >= len(ids) or languages.keys() & ids.keys():
         raise ModelFormatError(
@@ -159,7 +159,9 @@ def _fields(
     Raises:
         ModelFormatError: no token for the end of a text, or for what is unknown.
     """
-    settings = _json(directory / "special_tokens_map.json") | _json(directory / "tokenizer_config.json")
+    settings = read_json_if_any(directory / "special_tokens_map.json") | read_json_if_any(
+        directory / "tokenizer_config.json"
+    )
     names = {name: _text(settings.get(f"{name}_token")) or usual for name, usual in _SPECIAL.items()}
     special_ids = {name: ids[text] for name, text in names.items() if text in ids}
     if missing := {"eos", "unk"} - special_ids.keys():
@@ -194,10 +196,6 @@ def _fields(
 def _text(token: Any) -> str | None:
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
 
 
 READERS = {"source.spm": marian_fields, "sentencepiece.bpe.model": m2m100_fields}

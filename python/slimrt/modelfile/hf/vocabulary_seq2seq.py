@@ -18,8 +18,8 @@ from gguf.gguf_writer import GGUFValue
 
 from slimrt.errors import UnsupportedError
 from slimrt.modelfile.gguf import array, string, uint32
-from slimrt.modelfile.hf.safetensors_files import read_json
 from slimrt.tokenizer import embedded
+from slimrt.tokenizer.hf import read_json_if_any
 from slimrt.tokenizer.languages import languages
 from slimrt.tokenizer.tokenizer import Tokenizer
 from slimrt.tokenizer.vocabulary import Vocabulary
@@ -140,7 +140,7 @@ def _with_language(vocabulary: Vocabulary, directory: Path) -> Vocabulary:
 
 
 def _place(vocabulary: Vocabulary, directory: Path, spoken: set[int]) -> str | None:
-    settings, config = (_json(directory / name) for name in ("tokenizer_config.json", "config.json"))
+    settings, config = (read_json_if_any(directory / name) for name in ("tokenizer_config.json", "config.json"))
     named = str(settings.get("tokenizer_class") or config.get("tokenizer_class") or "")
     model_type = str(config.get("model_type"))
     known = named.removesuffix("Fast") if named else _USUAL_CLASSES.get(model_type, "")
@@ -151,7 +151,3 @@ def _place(vocabulary: Vocabulary, directory: Path, spoken: set[int]) -> str | N
     if spoken & {*vocabulary.prefix, *vocabulary.suffix}:
         return "first" if spoken.intersection(vocabulary.prefix) else "last"
     return _PLACES.get(_USUAL_CLASSES.get(model_type, ""))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}

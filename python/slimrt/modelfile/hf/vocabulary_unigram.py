@@ -15,8 +15,8 @@ from gguf.gguf_writer import GGUFValue
 
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import array, boolean, string, uint32
-from slimrt.modelfile.hf.safetensors_files import read_json
 from slimrt.modelfile.hf.sentencepiece_model import SentencePieceModel, read_sentencepiece
+from slimrt.tokenizer.hf import read_json_if_any
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 _UNUSED_SCORE = -10000.0
@@ -100,18 +100,14 @@ def sentencepiece_fields(directory: Path, n_vocab: int) -> tuple[dict[str, GGUFV
 
 def _added(directory: Path, model: SentencePieceModel, n_vocab: int) -> Iterator[tuple[int, str]]:
     """Tokens behind the pieces: those that are named, else T5's sentinels, counted down to <extra_id_0>."""
-    settings = _json(directory / "tokenizer_config.json")
-    named = {text: id for text, id in _json(directory / "added_tokens.json").items() if isinstance(id, int)}
+    settings = read_json_if_any(directory / "tokenizer_config.json")
+    named = {text: id for text, id in read_json_if_any(directory / "added_tokens.json").items() if isinstance(id, int)}
     for id, token in (settings.get("added_tokens_decoder") or {}).items():
         if id.isdecimal() and isinstance(token, dict):
             named[str(token.get("content"))] = int(id)
     if not any(_SENTINEL.fullmatch(text) for text in named):
-        usual = 100 if _json(directory / "config.json").get("model_type") == "t5" else 0
+        usual = 100 if read_json_if_any(directory / "config.json").get("model_type") == "t5" else 0
         count = settings.get("extra_ids", usual)
         last = len(model.pieces) + (count if isinstance(count, int) else 0) - 1
         named |= {f"<extra_id_{last - id}>": id for id in range(len(model.pieces), last + 1)}
     yield from ((id, text) for text, id in named.items() if len(model.pieces) <= id < n_vocab)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
