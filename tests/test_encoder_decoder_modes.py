@@ -91,7 +91,7 @@ def test_predictions_know_what_an_attention_reads(name, gguf):
     """Of norms of inputs the layer's own; of norms of sums the last one before, which is the encoder's for cross."""
     model = read_gguf(gguf(name))
     sums = MODELS[name].family in ("bart", "marian")
-    assert next(one.norms for one in core.architectures() if one.name == model.arch) == ("sums" if sums else "before")
+    assert core.architectures()[model.arch].norms == ("sums" if sums else "before")
     last = f"enc.blk.{model.size('block_count') - 1}.layer_output_norm"
     wanted = {
         (SELF, 0): "dec.token_embd_norm" if sums else "dec.blk.0.attn_norm",

@@ -266,9 +266,9 @@ def attention_modes(
 
 
 @cache
-def architectures() -> tuple[Architecture, ...]:
-    """All architectures that the core supports."""
-    return tuple(Architecture(**fields) for fields in _core.architectures())
+def architectures() -> Mapping[str, Architecture]:
+    """All architectures that the core supports, by name."""
+    return {fields["name"]: Architecture(**fields) for fields in _core.architectures()}
 
 
 @dataclass(frozen=True)

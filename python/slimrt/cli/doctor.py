@@ -63,7 +63,7 @@ def _report(threads: int | None, tune: bool) -> dict[str, Any]:
         **_access(threads or 0),
         "devices": {"cpu": cpu["isa"], **(cuda := _cuda_devices())},
         **({"cublaslt": _cublas_lt()} if "cuda:0" in cuda else {}),
-        "architectures": [one.name for one in core.architectures()],
+        "architectures": list(core.architectures()),
         "executable": sys.executable,
         **({"advice": advice} if (advice := _advice(cpu["isa"], cpu["isas"])) else {}),
     }

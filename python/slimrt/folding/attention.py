@@ -268,7 +268,7 @@ class Attention:
 
 def _architecture(model: ModelData) -> core.Architecture:
     """The traits of a model's architecture. UnsupportedError: slimrt does not support it."""
-    known = {one.name: one for one in core.architectures()}
+    known = core.architectures()
     if model.arch not in known:
         raise UnsupportedError(
             f"architecture '{model.arch}' is not supported; supported are: {', '.join(sorted(known))}"

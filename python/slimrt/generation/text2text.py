@@ -197,5 +197,5 @@ def check_source(runtime: Runtime, length: int) -> None:
 def _can_grow(runtime: Runtime, n_source: int) -> bool:
     """Whether the encoder can take more tokens than that: it has no table of positions, as T5, or a longer one."""
     file, name = runtime.source.file, runtime.source.architecture
-    has_table = any(one.name == name and one.positions == "learned" for one in core.architectures())
+    has_table = core.architectures()[name].positions == "learned"
     return not has_table or n_source < int(file.value(f"{name}.encoder.context_length"))

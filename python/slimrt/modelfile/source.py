@@ -99,7 +99,8 @@ class ModelSource:
     @property
     def _encoder_reads(self) -> str:
         """The encoder's inputs (core.Architecture.encoder)."""
-        return {one.name: one.encoder for one in core.architectures()}.get(self.architecture, "none")
+        known = core.architectures()
+        return known[self.architecture].encoder if self.architecture in known else "none"
 
     @property
     def architecture(self) -> str:

@@ -25,7 +25,8 @@ def window_fields(config: Config, sizes: Sizes) -> dict[str, GGUFValue]:
     if config.family.window is None:
         _refuse_stray(config, sizes)
         return {}
-    usual, kinds = _usual_period(config), _kinds_of_layers(config, sizes.n_layers)
+    traits = core.architectures()[config.family.arch]
+    usual, kinds = traits.full_period, _kinds_of_layers(config, sizes.n_layers)
     # other families than those of the key ignore it
     if config.get("use_sliding_window") is False and "use_sliding_window" in config.family.defaults:
         if "sliding_attention" in kinds:
@@ -37,7 +38,7 @@ def window_fields(config: Config, sizes: Sizes) -> dict[str, GGUFValue]:
         return {}
     window = config.size("sliding_window")
     sliding = [kind == "sliding_attention" for kind in kinds] or _sliding(config, sizes.n_layers, usual)
-    if not any(sliding) and _rotates_in_windows_alone(config):
+    if not any(sliding) and traits.window_rope == "only":
         raise UnsupportedError(
             f"{config.path}: no layer has the window beside which positions are known; none would turn"
         )
@@ -69,15 +70,6 @@ def _refuse_stray(config: Config, sizes: Sizes) -> None:
             f"{config.path}: sliding_window = {window} is not supported for model type '{config.model_type}', whose "
             "layers have no window: remove the key if the model was trained without one"
         )
-
-
-def _usual_period(config: Config) -> int:
-    """Every so many-th layer sees all where nothing else is said; 0: none does."""
-    return next(a.full_period for a in core.architectures() if a.name == config.family.arch)
-
-
-def _rotates_in_windows_alone(config: Config) -> bool:
-    return next(a.window_rope for a in core.architectures() if a.name == config.family.arch) == "only"
 
 
 def _kinds_of_layers(config: Config, n_layers: int) -> list[str]:
