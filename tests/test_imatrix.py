@@ -307,7 +307,7 @@ def test_the_verb_writes_what_the_engine_counts(tmp_path, run):
     assert code == 0 and json.loads(out) == {
         "path": str(tmp_path / "im.gguf"), "matrices": 14, "tokens": 96, "chunks": 3, "warnings": []
     }  # fmt: skip
-    ids = file_ids(ModelSource(path), text, 96)
+    ids = file_ids(ModelSource(path).tokenizer, text, 96)
     engine, sums, count = _core.Engine(str(path), n_ctx=32), 0.0, 0
     for part in np.split(ids, 3):
         part[0] = ids[0]  # BOS
@@ -390,7 +390,7 @@ def test_a_trained_model_stays_closer_to_itself(name, tmp_path):
     slimrt.imatrix(source, tmp_path / "im.gguf", MODELS / "calibration.txt")
     slimrt.convert(source, tmp_path / "plain.gguf", outtype="q3_k")
     slimrt.convert(source, tmp_path / "weighted.gguf", outtype="q3_k", imatrix=tmp_path / "im.gguf")
-    ids = file_ids(ModelSource(source), MODELS / "heldout.txt", 4096)
+    ids = file_ids(ModelSource(source).tokenizer, MODELS / "heldout.txt", 4096)
 
     def logits(path: Path) -> np.ndarray:
         engine, rows = _core.Engine(str(path), n_ctx=512, cache="kv", cache_type_k="f32", cache_type_v="f32"), []

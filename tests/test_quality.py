@@ -183,7 +183,7 @@ def test_a_file_in_pieces(tiny, tmp_path, monkeypatch):
     file = tmp_path / "text.txt"
     file.write_text(text, encoding="utf-8")
     source = slimrt.ModelSource(tiny)
-    whole = file_ids(source, file)
+    whole = file_ids(source.tokenizer, file)
     assert whole.tolist() == source.tokenizer.encode(text)
     for size in (1, 2, 7, 64):
         monkeypatch.setattr("slimrt.modelfile.text._PIECE", size)
@@ -194,7 +194,7 @@ def test_a_file_in_pieces(tiny, tmp_path, monkeypatch):
         assert "".join(pieces) == text and len(pieces) > 3
     first = next(text_pieces(file))
     assert first.endswith("\n")
-    assert file_ids(source, file, 4).tolist() == whole[:4].tolist()
+    assert file_ids(source.tokenizer, file, 4).tolist() == whole[:4].tolist()
     assert compare_caches(tiny, file, [], window=16, prefix=2, max_tokens=20).tokens == 20
 
 

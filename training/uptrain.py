@@ -135,7 +135,7 @@ def uptrain(
     for target in (out, checkpoint):
         check_target(target)
     opened = ModelSource(source)
-    ids = file_ids(opened, text)
+    ids = file_ids(opened.tokenizer, text)
     if len(ids) <= recipe.length:
         raise ValueError(f"{text} has {len(ids)} tokens, too few for rows of {recipe.length}")
     identity = f"{opened.fingerprint} {hashlib.sha256(ids.tobytes()).hexdigest()}"
@@ -189,7 +189,7 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     steps = args.steps
     if steps is None:
-        steps = max(1, len(file_ids(ModelSource(args.source), args.text)) // (args.batch * args.length))
+        steps = max(1, len(file_ids(ModelSource(args.source).tokenizer, args.text)) // (args.batch * args.length))
     recipe = Recipe(steps, args.batch, args.length, args.lr, seed=args.seed)
     checkpoint = args.checkpoint or args.out.with_name(f"{args.out.name}.checkpoint")
     losses = uptrain(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -180,12 +180,8 @@ class Mode:
 
 
 def _mode(fields: dict[str, Any]) -> Mode:
-    parts: dict[str, tuple[type, Iterable[Any]]] = {
-        "planes": (Plane, fields["planes"]),
-        "folds": (Fold, fields["folds"]),
-        "unread": (Unread, fields["unread"]),
-    }
-    return Mode(**fields | {key: tuple(kind(*row) for row in rows) for key, (kind, rows) in parts.items()})
+    kinds: dict[str, type[Any]] = {"planes": Plane, "folds": Fold, "unread": Unread}
+    return Mode(**fields | {key: tuple(kind(*row) for row in fields[key]) for key, kind in kinds.items()})
 
 
 def modes(file: GgufFile | str) -> tuple[Mode, ...]:
@@ -303,12 +299,15 @@ class Levels:
     predicts: bool
 
     @property
+    def shares(self) -> list[float]:
+        """The fraction of a long context in each level; the oldest has what the others leave."""
+        return [1 - sum(level.share for level in self.of), *(level.share for level in self.of[1:])]
+
+    @property
     def bits(self) -> float:
         """Mean bits of one element of K and one of V together, from types and shares alone, as TALE counts them (f16:
         32): without scales, sinks, recent rows and levels with a fixed number of rows."""
-        oldest = 1 - sum(level.share for level in self.of)
-        shares = [oldest, *(level.share for level in self.of[1:])]
-        return sum(share * level.bits for share, level in zip(shares, self.of, strict=True))
+        return sum(share * level.bits for share, level in zip(self.shares, self.of, strict=True))
 
 
 @cache

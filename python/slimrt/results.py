@@ -280,8 +280,9 @@ class CacheComparison(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON-ready values; NaN and infinity become None."""
+        found = super().to_dict()
         rows = [
             {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in row.items()}
-            for row in super().to_dict()["rows"]
+            for row in found["rows"]
         ]
-        return super().to_dict() | {"rows": rows, "front": [row.cache for row in self.front()]}
+        return found | {"rows": rows, "front": [row.cache for row in self.front()]}

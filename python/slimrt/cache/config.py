@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypedDict, Unpack
 
 from slimrt import core
-from slimrt.cache.cross import CrossConfig, check_cross
+from slimrt.cache.cross import CrossConfig
 from slimrt.errors import CacheUnsupportedError, UnsupportedError
 from slimrt.info import LayerOptions
 from slimrt.modelfile.source import ModelSource
@@ -323,7 +323,7 @@ def check_cache(source: ModelSource, choice: CacheChoice) -> None:
             f"Legal for this model: {legal}"
         )
     choice.layers(source)
-    check_cross(source, choice.cross)
+    choice.cross.mode_for(source)
 
 
 def row_type(layer: Mapping[str, Any]) -> str:

@@ -39,11 +39,6 @@ class CrossConfig:
         if whole("n_source", self.n_source) < 0:
             raise ValueError(f"n_source must not be negative, got {self.n_source}")
 
-    @property
-    def given(self) -> bool:
-        """Whether any value differs from its default."""
-        return self != CrossConfig()
-
     def arguments(self, source: ModelSource) -> dict[str, Any]:
         """Arguments of core.plan and core.Engine.
 
@@ -52,7 +47,7 @@ class CrossConfig:
         """
         if source.has_encoder:
             return {"cross": self.mode, "cross_type": self.type, "n_source": self.n_source}
-        if self.given:
+        if self != CrossConfig():
             raise ValueError(
                 f"cross, cross_type and n_source are for models with an encoder, and {source.name} has none: "
                 "leave them out"
@@ -81,11 +76,6 @@ class CrossConfig:
         if mode == "e":
             return f"a row of {d} serves all {n} layers, and each reads no more of it than of its own K and V ({kv})"
         return f"a row of the encoder's output ({d}) is wider than a layer's K and V ({kv}), and every layer reads it"
-
-
-def check_cross(source: ModelSource, config: CrossConfig) -> None:
-    """Refuse a mode that is not exact for the model, with the core's reason: CacheUnsupportedError, ValueError."""
-    config.mode_for(source)
 
 
 def describe_cross(cross: CrossInfo) -> str:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from slimrt import core
 from slimrt.cache.config import CacheChoice
 from slimrt.cache.fastest import asks_for_fastest
-from slimrt.cache.planner import AUTO, Planner, require_together
+from slimrt.cache.planner import Planner, require_together
 from slimrt.errors import SlimrtError
-from slimrt.modes import FASTEST
+from slimrt.modes import AUTO, FASTEST
 from slimrt.plumbing.notes import tell
 from slimrt.plumbing.units import format_both
 

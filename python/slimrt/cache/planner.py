@@ -15,12 +15,11 @@ from slimrt.cache.server_sizes import ServerSizes
 from slimrt.errors import SlimrtError, UnsupportedError, WontFitError
 from slimrt.info import Plan
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AGING, CACHE_TYPES, DEFAULT_TYPE
+from slimrt.modes import AGING, AUTO, CACHE_TYPES, DEFAULT_TYPE
 from slimrt.plumbing.arguments import unknown, whole
 from slimrt.plumbing.notes import tell
 from slimrt.plumbing.units import format_both, parse_bytes
 
-AUTO = "auto"
 DEVICES = (AUTO, "cpu", "cuda", "cuda:N", "cpu,cuda=LAYERS")
 _ONE = r"(?:cpu|cuda(?::\d{1,3})?)"
 _DEVICE = re.compile(rf"auto|{_ONE}|{_ONE}(?:=\d{{1,4}})?(?:,{_ONE}(?:=\d{{1,4}})?)*")

@@ -101,7 +101,8 @@ def _check_usage(args: argparse.Namespace) -> None:
 def _plain(args: argparse.Namespace, source: ModelSource, text: str | Path) -> None:
     """Print the perplexity over windows, each computed by one prefill."""
     limit = None if args.tokens is None else args.tokens + 1  # the first id has no probability: it is not scored
-    ids = file_ids(source, text, limit).tolist() if isinstance(text, Path) else source.tokenizer.encode(text)[:limit]
+    tokenizer = source.tokenizer
+    ids = file_ids(tokenizer, text, limit).tolist() if isinstance(text, Path) else tokenizer.encode(text)[:limit]
     with open_model(args, source, source.n_ctx(args.ctx or 0)) as model:
         value = model.perplexity(ids, stride=args.stride)
         window = min(model.n_ctx, len(ids))

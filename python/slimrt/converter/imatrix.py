@@ -129,7 +129,7 @@ def _parts(model: ModelSource, text: Path, chunk: int, limit: int | None) -> lis
     Raises:
         ValueError: there is no text. Others as `file_ids`.
     """
-    ids, start = file_ids(model, text, limit), model.tokenizer.with_bos([])
+    ids, start = file_ids(model.tokenizer, text, limit), model.tokenizer.with_bos([])
     if len(ids) == 0:
         raise ValueError(f"{text}: no text")
     whole = max(len(ids) - len(ids) % chunk, min(len(ids), chunk))

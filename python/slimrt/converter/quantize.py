@@ -12,6 +12,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, quants
 from gguf.constants import GGML_QUANT_SIZES, LlamaFileType
 
+from slimrt import core
 from slimrt.converter.importance import NONE, Importance
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import ModelData, Tensor, uint32
@@ -245,8 +246,6 @@ def _converted(tensor: Tensor, kind: GGMLQuantizationType, importance: Importanc
 def _stored(name: str, values: np.ndarray, kind: GGMLQuantizationType, columns: np.ndarray | None) -> np.ndarray:
     """Quantise float32 values [rows, row] to bytes [rows, bytes of a row]. name: for errors. columns: what each counts,
     [row]; None: alike."""
-    from slimrt import core
-
     largest = float(np.abs(values).max(initial=0.0))
     if not np.isfinite(largest):
         raise ModelFormatError(f"tensor '{name}' holds values that are not finite")

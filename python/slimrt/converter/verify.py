@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from slimrt import core
 from slimrt.folding.report import VerifyReport
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.numbers import surprise_and_divergence
@@ -34,8 +35,6 @@ def compare(
         ids: token ids int32 [n], of which at most 256 are used; None: random ones.
         cache_type: element type of the result's cache.
     """
-    from slimrt import core
-
     shape, rng = core.plan(str(source)), np.random.default_rng(0)
     encoder = shape["encoder"]
     n = min(MAX_TOKENS, shape["n_ctx_train"], MAX_TOKENS if ids is None else len(ids))
@@ -70,8 +69,6 @@ def _decode(
 ) -> np.ndarray:
     """Logits float64 [rows, vocab] of the last prefilled token and of each decoded one. heard: input of the encoder, or
     None."""
-    from slimrt import core
-
     engine = core.Engine(str(path), n_ctx=len(ids), **cache)
     sequence, half = engine.new_sequence(), max(1, len(ids) // 2)
     if heard is not None:

@@ -28,7 +28,7 @@ from slimrt.folding.weights import LayerWeights
 from slimrt.folding.wiener import shrunk
 from slimrt.folding.window import Window
 from slimrt.modelfile.gguf import GgufPath, ModelData, opened
-from slimrt.modelfile.text import text_pieces
+from slimrt.modelfile.text import file_ids
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.units import format_both
 from slimrt.tokenizer.gguf import read_fields
@@ -64,14 +64,10 @@ def text_ids(gguf: GgufPath, text: Text, limit: int | None = None) -> np.ndarray
             return None
         raise UnsupportedError(f"{text} cannot be used for calibration without a tokenizer: {error}") from error
     path = DEFAULT_TEXT if text is None else Path(text)
-    ids: list[int] = []
-    for piece in text_pieces(path):
-        ids += tokenizer.encode(piece, add_special_tokens=not ids)
-        if limit is not None and len(ids) >= limit:
-            break
-    if not ids:
+    ids = file_ids(tokenizer, path, limit)
+    if len(ids) == 0:
         raise ValueError(f"{path}: no text")
-    return np.array(ids[:limit], np.int32)
+    return ids
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def _options(
                 yield from _conditioned(sample, held_out, type_name, target, half=half)
             elif not _singular(sample, mode):
                 size = bytes_per_token(planes(attention, mode, type_name))
-                make = _later(sample, mode, type_name, half)
+                make = partial(reader, sample, mode, type_name, half=half)
                 yield Option(mode, type_name, 0, "", size, make, held_out)
     if offered.level_types and attention.modes()[LATENT_MODE].legal:
         yield from _aging(sample, held_out, offered)
@@ -220,10 +220,6 @@ def _aging(sample: Sample, held_out: list[Window], offered: Offered) -> Iterator
             levels = aged_levels(type_k, type_v, part, types, predict=offered.predict)
             make = partial(fold.reader, levels.text)
             yield Option(LATENT_MODE, levels.text, 0, "", fold.long_bytes(levels), make, held_out)
-
-
-def _later(sample: Sample, mode: str, type_name: str, half: bool) -> Callable[[], Reader]:
-    return lambda: reader(sample, mode, type_name, half=half)
 
 
 def _singular(sample: Sample, mode: str) -> bool:
@@ -260,11 +256,7 @@ def _conditioned(
         found |= {(rank, residual_type if rank else "") for rank in ranks}
     for rank, kind in sorted(found):
         size = bytes_per_token(planes(attention, "k+r", type_name, rank, kind))
-        yield Option("k+r", type_name, rank, kind, size, _at(fold, rank, kind), held_out)
-
-
-def _at(fold: Conditioned, rank: int, residual_type: str) -> Callable[[], Reader]:
-    return lambda: fold.reader(rank, residual_type)
+        yield Option("k+r", type_name, rank, kind, size, partial(fold.reader, rank, kind), held_out)
 
 
 def share_of_v(sample: Sample) -> float:

@@ -266,10 +266,8 @@ class LowRank:
 
     def long_bytes(self, levels: core.Levels) -> float:
         """Bytes per token of a long context: the mean over levels by their shares."""
-        oldest = 1 - sum(level.share for level in levels.of)
-        shares = [oldest, *(level.share for level in levels.of[1:])]
         sizes = [bytes_per_token(self.planes(level)) if level.part else 0 for level in levels.of]
-        return sum(share * size for share, size in zip(shares, sizes, strict=True))
+        return sum(share * size for share, size in zip(levels.shares, sizes, strict=True))
 
     def latents(self, v: np.ndarray) -> np.ndarray:
         """The latents of V [n, e_v], for each group, float32 [groups, n, R]."""

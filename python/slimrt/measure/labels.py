@@ -19,11 +19,10 @@ _RADII = (6, 12, 18, 27, 38, 52)  # distances of a label from its mark in points
 _ANGLES = (45, 0, -45, 90, -90, 135, -135, 180)  # degrees, in order of preference
 _LEADER = 12  # points; labels farther away get a leader line
 _MARK = 4  # radius of a mark in points
+_SIZE = 8  # of letters, in points
 
 
-def place_labels(
-    axes: Axes, points: Sequence[Point], texts: Sequence[str], line: Sequence[Point] = (), size: float = 8
-) -> None:
+def place_labels(axes: Axes, points: Sequence[Point], texts: Sequence[str], line: Sequence[Point]) -> None:
     """Write a text beside each point (data coordinates), as near as there is room, with a leader line if it is far.
 
     The limits of the axes must be set, and everything else drawn. line: corners of a polyline of horizontal and
@@ -43,7 +42,7 @@ def place_labels(
     corners = [axes.transData.transform(corner) for corner in line]
     taken += [(*np.minimum(a, b) - 1, *np.maximum(a, b) + 1) for a, b in pairwise(corners)]
     for point, (x, y), text in zip(points, places, texts, strict=True):
-        written = axes.annotate(text, point, (0, 0), textcoords="offset points", fontsize=size)
+        written = axes.annotate(text, point, (0, 0), textcoords="offset points", fontsize=_SIZE)
         extent = written.get_window_extent(renderer)
         best = min(
             _candidates(x, y, extent.width, extent.height, pixels),
@@ -54,7 +53,7 @@ def place_labels(
         written.remove()
         leader = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3}
         written = axes.annotate(
-            text, point, offset, textcoords="offset points", fontsize=size, va="bottom",
+            text, point, offset, textcoords="offset points", fontsize=_SIZE, va="bottom",
             arrowprops=leader if best[0] > _LEADER else None,
         )  # fmt: skip
         written.set_in_layout(False)

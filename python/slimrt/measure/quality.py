@@ -155,7 +155,7 @@ class Windows:
         scored = self.window - 1 - self.prefix
         enough = None if self.max_tokens is None else -(-self.max_tokens // scored) * self.window
         if isinstance(text, os.PathLike):
-            ids = file_ids(source, text, enough)
+            ids = file_ids(source.tokenizer, text, enough)
         elif isinstance(text, str):
             ids = np.array(source.tokenizer.encode(text), np.int32)
         else:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gguf import GGUFValueType
 from gguf.gguf_writer import GGUFValue
 
-if TYPE_CHECKING:
-    from slimrt.modelfile.gguf import ModelData
+from slimrt.modelfile.gguf import ModelData, array, string
 
 OWNERS, KEYS = "slimrt.cache.owners", "slimrt.cache.shared_keys"
 NOT_UPTRAINED = "slimrt.sharing.not_uptrained"
@@ -94,7 +93,4 @@ def sharing_fields(owners: list[int], keys: str) -> dict[str, GGUFValue]:
     """Metadata of a model with these owners and form of keys; {} if each layer reads its own rows."""
     if owners == list(range(len(owners))):
         return {}
-    return {
-        OWNERS: GGUFValue(owners, GGUFValueType.ARRAY, GGUFValueType.UINT32),
-        KEYS: GGUFValue(keys, GGUFValueType.STRING),
-    }
+    return {OWNERS: array(owners, GGUFValueType.UINT32), KEYS: string(keys)}

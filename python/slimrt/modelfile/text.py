@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slimrt.modelfile.source import ModelSource
+from slimrt.tokenizer.tokenizer import Tokenizer
 
 _PIECE = 1 << 20  # bytes read, and characters tokenized, at a time
 
@@ -44,16 +44,16 @@ def text_pieces(path: str | os.PathLike[str]) -> Iterator[str]:
         yield held
 
 
-def file_ids(source: ModelSource, path: str | os.PathLike[str], limit: int | None = None) -> NDArray[np.int32]:
+def file_ids(tokenizer: Tokenizer, path: str | os.PathLike[str], limit: int | None = None) -> NDArray[np.int32]:
     """The token ids of a text file, int32 (n,), at most `limit` of them; only as much as needed is read.
 
     A file of up to 1 MiB is tokenized as a whole. A longer one is tokenized in pieces, at whose boundaries a tokenizer
     whose tokens may span lines may choose others.
 
     Raises:
-        OSError, ValueError: as text_pieces. UnsupportedError: the model has no tokenizer.
+        OSError, ValueError: as text_pieces.
     """
-    tokenizer, parts, n = source.tokenizer, list[NDArray[np.int32]](), 0
+    parts, n = list[NDArray[np.int32]](), 0
     for piece in text_pieces(path):
         parts.append(np.array(tokenizer.encode(piece, add_special_tokens=not parts), np.int32))
         n += len(parts[-1])
