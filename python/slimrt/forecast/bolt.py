@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,15 +44,10 @@ class ResidualBlock:
     residual_bias: Weights
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Weights], prefix: str) -> ResidualBlock:
-        """From the tensors prefix.hidden.weight and so on."""
-        return cls(
-            *(
-                tensors[f"{prefix}.{layer}.{kind}"] if kind == "weight" else tensors[f"{prefix}.{layer}.{kind}"].ravel()
-                for layer in ("hidden", "output", "residual")
-                for kind in ("weight", "bias")
-            )
-        )
+    def of(cls, read: Callable[[str], Weights], prefix: str) -> ResidualBlock:
+        """From the tensors prefix.hidden.weight and so on, (outputs, inputs) and (1, outputs)."""
+        parts = [f"{prefix}.{layer}" for layer in ("hidden", "output", "residual")]
+        return cls(*(one for part in parts for one in (read(f"{part}.weight"), read(f"{part}.bias").ravel())))
 
     def __call__(self, x: Weights) -> Weights:
         """Maps (..., inputs) to (..., outputs)."""

@@ -30,7 +30,6 @@ from slimrt.plumbing.notes import warn
 from slimrt.runtime.kinds import require
 from slimrt.runtime.runtime import Runtime
 
-_BLOCK_TENSORS = [f"{layer}.{kind}" for layer in ("hidden", "output", "residual") for kind in ("weight", "bias")]
 _REGISTER = 1  # id of the [REG] token, if the file does not say
 _NAMES = {"chronos-bolt": "Chronos-Bolt", "chronos-2": "Chronos-2"}  # that give quantiles, and draw no samples
 
@@ -285,9 +284,5 @@ def read_chronos2(file: core.GgufFile) -> Chronos2:
 
 def _blocks(file: core.GgufFile, model: str) -> tuple[ResidualBlock, ResidualBlock]:
     """The blocks in front of the encoder and behind the last states."""
-    tensors = {
-        f"{end}.{name}": file.read(f"slimrt.{model}.{end}.{name}")
-        for end in ("input", "output")
-        for name in _BLOCK_TENSORS
-    }
-    return ResidualBlock.of(tensors, "input"), ResidualBlock.of(tensors, "output")
+    into, out = (ResidualBlock.of(file.read, f"slimrt.{model}.{end}") for end in ("input", "output"))
+    return into, out

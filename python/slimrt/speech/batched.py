@@ -39,7 +39,7 @@ class _Windows:
 
     def __init__(self, make: Make, source: Source):
         self._make, self._source, self._options = make, source, source.options
-        self._model = make(self._options, source.seed, _ignored, _ignored)
+        self._model = make(self._options, source.seed, ignored, ignored)
         self._windows = self._model.windows(source.samples, source.cuts)
         self._done: dict[int, list[Segment]] = {}
         self._turn, self._heard = 0, 0
@@ -65,7 +65,7 @@ class _Windows:
         seed = random.Random((self._source.seed << 32) + k).getrandbits(62)
         options = replace(self._options, prefix=None) if k else self._options
         start, end = self._windows[k]
-        self._done[k] = yield from self._make(options, seed, _ignored, _ignored).window(self._prepared, start, end)
+        self._done[k] = yield from self._make(options, seed, ignored, ignored).window(self._prepared, start, end)
         self._heard += end - start
         self._source.heard(self._heard / SAMPLE_RATE)
         self._report()
@@ -85,5 +85,5 @@ class _Windows:
             self.result = self._source.finished(self._segments, *self._language)
 
 
-def _ignored(_: object) -> None:
-    """Ignores the callbacks of single windows: _report() passes segments on in order."""
+def ignored(_: object) -> None:
+    """A callback that does nothing: of single windows, since _report() passes segments on in order."""

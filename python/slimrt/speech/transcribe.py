@@ -14,7 +14,7 @@ from slimrt.plumbing.notes import tell, warn
 from slimrt.runtime.kinds import places, require
 from slimrt.runtime.runtime import Runtime
 from slimrt.speech.audio import SAMPLE_RATE, Audio, Sound, read_sound, seconds
-from slimrt.speech.batched import Make, in_batches
+from slimrt.speech.batched import Make, ignored, in_batches
 from slimrt.speech.listening import Progress, Source, Transcript
 from slimrt.speech.mel import HOP
 from slimrt.speech.moonshine import Moonshine
@@ -63,9 +63,7 @@ def detect_languages(
         skipped = _without_silence(sound, options.voice)
         heard.append((sound.samples if skipped is None else skipped.samples)[:window])
     engine = Sequences(runtime)
-    return loop_of(runtime).run(
-        (1, Whisper(engine, model, options, 0, _unheard, _unheard).detect(one)) for one in heard
-    )
+    return loop_of(runtime).run((1, Whisper(engine, model, options, 0, ignored, ignored).detect(one)) for one in heard)
 
 
 def _places(runtime: Runtime, options: Transcription) -> int:
@@ -185,7 +183,3 @@ def _moonshine_maker(runtime: Runtime, options: Transcription) -> Maker:
     tokenizer, start = runtime.source.tokenizer, int(runtime.info["decoder_start_token_id"])
     n_ctx = runtime.n_ctx
     return lambda engine, options, _, heard, told: Moonshine(engine, tokenizer, start, n_ctx, options, heard, told)
-
-
-def _unheard(_: object) -> None:
-    """A callback that does nothing."""
