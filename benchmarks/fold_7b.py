@@ -23,12 +23,12 @@ from slimrt.folding.layers import Request, fold_one
 from slimrt.folding.report import ConvertReport
 from slimrt.modelfile.gguf import F32, ModelData, Tensor, float32, string, uint32
 
-_CHUNK = 1024
+_CHUNK, _LAYERS = 1024, 32
 
 
-def random_model(d: int, n_layers: int, head_dim: int = 128) -> ModelData:
+def random_model(d: int) -> ModelData:
     """A model whose attention weights are drawn when they are asked for."""
-    sizes = {"embedding_length": d, "block_count": n_layers, "attention.head_count": d // head_dim}
+    sizes = {"embedding_length": d, "block_count": _LAYERS, "attention.head_count": d // 128}
     metadata = {f"llama.{key}": uint32(value) for key, value in (sizes | {"context_length": 4096}).items()}
     metadata |= {
         "general.architecture": string("llama"),
@@ -41,7 +41,7 @@ def random_model(d: int, n_layers: int, head_dim: int = 128) -> ModelData:
         return weight.view(np.uint8)
 
     tensors = {}
-    for layer in range(n_layers):
+    for layer in range(_LAYERS):
         for part, of in enumerate(("q", "k", "v", "output")):
             name = f"blk.{layer}.attn_{of}.weight"
             tensors[name] = Tensor(name, (d, d), F32, partial(drawn, (layer, part)))
@@ -63,13 +63,13 @@ def write_inputs(file: Path, d: int, chunks: tuple[int, ...], seed: int) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=32, help="how many of the 32")
+    parser.add_argument("--layers", type=int, default=_LAYERS, help="how many of them are folded")
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--tokens", type=int, default=20480)
     parser.add_argument("--cache", default="k+r")
     parser.add_argument("--cache-type", default="q8")
     args = parser.parse_args()
-    model, chunks = random_model(args.width, 32), (_CHUNK,) * max(5, args.tokens // _CHUNK)
+    model, chunks = random_model(args.width), (_CHUNK,) * max(5, args.tokens // _CHUNK)
     target = 0.01 if args.cache == "auto" else None
     request = Request(args.cache, tuple(args.cache_type.split(",")), True, target, None, None)
     reports, times = [], []

@@ -37,6 +37,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 TURNS, CALLS = 3, 20
+STEPS = 24  # of decoding; the first four are left out
 Row = dict[str, Any]
 
 # name of a cache: absorbed, type
@@ -132,7 +133,7 @@ def product_rows(clock: Clock, left_out: list[str]) -> Iterator[Row]:
             }  # fmt: skip
 
 
-def decode_seconds(path: Path, cache: str, type: str, depth: int, steps: int = 24) -> Row:
+def decode_seconds(path: Path, cache: str, type: str, depth: int) -> Row:
     """A sequence of `depth` tokens, made by tiling a short prefill; seconds of a step."""
     from slimrt import _core
 
@@ -146,7 +147,7 @@ def decode_seconds(path: Path, cache: str, type: str, depth: int, steps: int = 2
             engine.free_sequence(sequence)
     engine.tile(sequence, depth)
     taken = []
-    for step in range(steps):
+    for step in range(STEPS):
         start = time.perf_counter()
         engine.append([(sequence, np.array([3 + step], np.int32))])
         taken.append(time.perf_counter() - start)
@@ -172,7 +173,7 @@ def decode_rows(clock: Clock, left_out: list[str]) -> Iterator[Row]:
         yield {"what": "decoding", "model": shape.name, "depth": depth, "copy_tb_s": copy_rate(), **best}
 
 
-def whisper_step(path: Path, cross: str, batch: int, steps: int = 24) -> Row:
+def whisper_step(path: Path, cross: str, batch: int) -> Row:
     from slimrt import _core
 
     engine = _core.Engine(
@@ -186,7 +187,7 @@ def whisper_step(path: Path, cross: str, batch: int, steps: int = 24) -> Row:
     logits = engine.append([(s, np.array([1, 2, 3, 4], np.int32)) for s in sequences])
     first = time.perf_counter() - start
     taken = []
-    for _ in range(steps):
+    for _ in range(STEPS):
         tokens = logits.argmax(1).astype(np.int32)
         start = time.perf_counter()
         logits = engine.append([(s, tokens[i : i + 1]) for i, s in enumerate(sequences)])

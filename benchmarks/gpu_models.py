@@ -55,13 +55,14 @@ def _there(name: str) -> tuple[Path, bool]:
     return path, path.exists()
 
 
-def make_folded(shape: models.Shape, weights: str = "q4_k_m") -> Path:
-    """A decoder with W_KV beside it, so that modes kv and k both load; its values mean nothing."""
+def make_folded(shape: models.Shape) -> Path:
+    """A decoder in q4_k_m with W_KV beside it, so that modes kv and k both load; its values mean nothing."""
+    weights = "q4_k_m"
     path, there = _there(f"{shape.name}.{weights}.folded")
     if there:
         return path
     writer = _Writer(path, "llama")
-    models._metadata(writer.gguf, shape, weights)
+    models.add_metadata(writer.gguf, shape, weights)
     for name, (type, rows, cols) in models.tensors(shape, weights).items():
         writer.add(name, type, rows, cols)
     for layer in range(shape.n_layers):

@@ -27,7 +27,7 @@ def describe() -> dict[str, dict[str, Any]]:
             "slimrt_commit": commit(),
             "slimrt_core": hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest()[:16],
             "isa": _core.cpu_info()["isa"],
-            "llama-cpp-python": installed("llama-cpp-python"),
+            "llama-cpp-python": llama_cpp_version(),
             "python": platform.python_version(),
             "system": platform.platform(),
             "environment": {k: v for k, v in os.environ.items() if k.startswith(("OMP_", "GOMP_", "GGML_"))},
@@ -58,9 +58,9 @@ def commit() -> str:
         return "unknown"
 
 
-def installed(package: str) -> str:
+def llama_cpp_version() -> str:
     try:
-        return version(package)
+        return version("llama-cpp-python")
     except PackageNotFoundError:
         return "missing"
 

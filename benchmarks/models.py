@@ -109,7 +109,7 @@ def make(
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}.part")
     writer = gguf.GGUFWriter(part, "deepseek2" if shape.latent else "llama")
-    _metadata(writer, shape, weights)
+    add_metadata(writer, shape, weights)
     if words:
         _vocabulary(writer, shape.n_vocab)
     else:
@@ -152,7 +152,7 @@ def follows(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     return ids - ids % CYCLE + (ids + 1) % CYCLE
 
 
-def _metadata(writer: gguf.GGUFWriter, shape: Shape, weights: str) -> None:
+def add_metadata(writer: gguf.GGUFWriter, shape: Shape, weights: str) -> None:
     writer.add_name(shape.name)
     writer.add_context_length(shape.n_ctx)
     writer.add_embedding_length(shape.d_model)
