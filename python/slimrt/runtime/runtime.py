@@ -20,6 +20,7 @@ from slimrt import core, machine
 from slimrt.cache.config import CacheChoice, check_cache, kinds
 from slimrt.cache.cross import describe_cross
 from slimrt.cache.fastest import asks_for_fastest, fastest
+from slimrt.cache.plan_result import MemorySizes
 from slimrt.cache.planner import Planner, wont_fit
 from slimrt.errors import WontFitError
 from slimrt.info import Info, encoder_of
@@ -214,20 +215,7 @@ def load(
         )
     sizes = planner.sizes(choice, n_ctx)
     try:
-        if sizes.total > planner.limit and planner.draft is not None:
-            raise WontFitError(
-                f"needs {format_bytes(sizes.total - sizes.draft)}, and drafts by {planner.draft.name} "
-                f"{format_bytes(sizes.draft)} ({sizes.drafting()}): {format_bytes(planner.limit)} available",
-                sizes.total,
-                planner.limit,
-            )
-        if not planner.fit(sizes) and needs_folding(source, choice):
-            needed, there = format_both(sizes.total, planner.limit)
-            raise WontFitError(  # the core would raise it too, but after minutes of folding
-                f"needs {needed}, {there} available",
-                sizes.total,
-                planner.limit,
-            )
+        _require_room(planner, choice, sizes)
         lossy = require_precise(source, choice)
         derived, folded_lossy = fold(source, choice, calibration, show_progress)
         access = _follow_machine(source, planner)
@@ -257,6 +245,20 @@ def load(
     if cross := runtime.info.get("cross"):
         cross["reason"] = choice.cross.reason(source, cross["mode"])
     return runtime
+
+
+def _require_room(planner: Planner, choice: CacheChoice, sizes: MemorySizes) -> None:
+    """WontFitError: as the core would raise it, but before minutes of folding, and with what a draft model takes."""
+    if sizes.total > planner.limit and planner.draft is not None:
+        raise WontFitError(
+            f"needs {format_bytes(sizes.total - sizes.draft)}, and drafts by {planner.draft.name} "
+            f"{format_bytes(sizes.draft)} ({sizes.drafting()}): {format_bytes(planner.limit)} available",
+            sizes.total,
+            planner.limit,
+        )
+    if not planner.fit(sizes) and needs_folding(planner.source, choice):
+        needed, there = format_both(sizes.total, planner.limit)
+        raise WontFitError(f"needs {needed}, {there} available", sizes.total, planner.limit)
 
 
 def _what_fits(planner: Planner, choice: CacheChoice, n_ctx: int) -> int:
