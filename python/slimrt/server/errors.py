@@ -50,6 +50,11 @@ class Refusal(Exception):
         return found
 
 
+def wrong(param: str, message: str, code: str = "invalid_value") -> Refusal:
+    """400: this field of the request is wrong."""
+    return Refusal(400, message, code, param=param)
+
+
 def timed_out(seconds: float, code: str) -> Refusal:
     """503 for a request that was not processed within a time limit. code: the limit's."""
     message = f"the request was not processed within {seconds:g} s"

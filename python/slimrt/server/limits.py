@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from slimrt.cache.server_sizes import MAX_BODY, MAX_SOUND, places
-from slimrt.server.errors import Refusal
+from slimrt.server.errors import Refusal, wrong
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,10 @@ class Places:
         """
         bodies = -(-n_bytes // MAX_BODY)
         if bodies > self.limit:
-            raise Refusal(
-                400,
+            raise wrong(
+                param,
                 f"the answer would take {n_bytes >> 20} MiB, and all requests have {self.limit * MAX_BODY >> 20} "
                 "(--parallel and --max-queue): ask for less at once",
-                "invalid_value",
-                param=param,
             )
         self.widen(place, bodies)
 

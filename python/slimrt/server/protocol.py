@@ -16,7 +16,7 @@ from slimrt.openai.requests import OPTIONS, REFUSED, engine_options, refuse
 from slimrt.openai.responses import Json
 from slimrt.plumbing.arguments import is_deeper
 from slimrt.plumbing.keywords import refusal
-from slimrt.server.errors import Refusal, refusal_of
+from slimrt.server.errors import Refusal, refusal_of, wrong
 from slimrt.server.limits import Limits
 
 IGNORED = frozenset(
@@ -115,18 +115,18 @@ def chat_request(call: str, given: Json, limits: Limits) -> ChatRequest:
     fields = _Fields(call, given, limits)
     messages = fields.required("messages", list)
     if not 1 <= len(messages) <= limits.max_messages:
-        raise fields.wrong("messages", f"give 1 to {limits.max_messages} messages, not {len(messages)}")
+        raise wrong("messages", f"give 1 to {limits.max_messages} messages, not {len(messages)}")
     variables = fields.take("chat_template_kwargs", dict)
     if any(isinstance(value, (dict, list)) for value in (variables or {}).values()):
-        raise fields.wrong("chat_template_kwargs", "chat_template_kwargs are texts, numbers, true or false")
+        raise wrong("chat_template_kwargs", "chat_template_kwargs are texts, numbers, true or false")
     if given.get("chat_template") is not None:
-        raise fields.wrong("chat_template", "the chat template is the model's: a request cannot bring one")
+        raise wrong("chat_template", "the chat template is the model's: a request cannot bring one")
     tokens, newer = fields.take("max_tokens", int), fields.take("max_completion_tokens", int)
     shows, top = fields.take("logprobs", bool), fields.take("top_logprobs", int) or 0
     if top and not shows:
-        raise fields.wrong("top_logprobs", "top_logprobs goes with logprobs: true")
+        raise wrong("top_logprobs", "top_logprobs goes with logprobs: true")
     if not 0 <= top <= _MOST_TOP:
-        raise fields.wrong("top_logprobs", f"top_logprobs must be from 0 to {_MOST_TOP}, got {top}")
+        raise wrong("top_logprobs", f"top_logprobs must be from 0 to {_MOST_TOP}, got {top}")
     logprobs = top if shows else None
     listed, chosen, several = (
         fields.take("tools", list),
@@ -134,7 +134,7 @@ def chat_request(call: str, given: Json, limits: Limits) -> ChatRequest:
         fields.take("parallel_tool_calls", bool),
     )
     if len(listed or ()) > limits.max_tools:
-        raise fields.wrong("tools", f"there may be {limits.max_tools} tools, not {len(listed or ())}")
+        raise wrong("tools", f"there may be {limits.max_tools} tools, not {len(listed or ())}")
     effort = fields.take("reasoning_effort", str)
     common = fields.common(tokens if newer is None else newer, logprobs)
     asked = tools.ChatRequest(messages, common["options"], listed or (), chosen, several is not False, effort,
@@ -150,11 +150,11 @@ def completion_request(call: str, given: Json, limits: Limits) -> CompletionRequ
     tokens = fields.take("max_tokens", int)
     logprobs = fields.take("logprobs", int)
     if logprobs is not None and not 0 <= logprobs <= _MOST_TOP:
-        raise fields.wrong("logprobs", f"logprobs must be from 0 to {_MOST_TOP}, got {logprobs}")
+        raise wrong("logprobs", f"logprobs must be from 0 to {_MOST_TOP}, got {logprobs}")
     source, target = (fields.take(name, str) for name in _LANGUAGES)
     common = fields.common(16 if tokens is None else tokens, logprobs)
     if len(prompts) * common["n"] > limits.max_texts:
-        raise fields.wrong("n", f"{len(prompts)} prompts times n={common['n']} are more than {limits.max_texts} texts")
+        raise wrong("n", f"{len(prompts)} prompts times n={common['n']} are more than {limits.max_texts} texts")
     return CompletionRequest(**common, prompts=prompts, echo=echo, source=source, target=target)
 
 
@@ -164,7 +164,7 @@ def embedding_request(call: str, given: Json, limits: Limits) -> EmbeddingReques
     inputs = fields.texts("input", _MOST_INPUTS)
     encoding = fields.take("encoding_format", str) or "float"
     if encoding not in ("float", "base64"):
-        raise fields.wrong("encoding_format", f"encoding_format must be float or base64, got {encoding}")
+        raise wrong("encoding_format", f"encoding_format must be float or base64, got {encoding}")
     fields.refuse_rest()
     return EmbeddingRequest(inputs, encoding)
 
@@ -191,13 +191,13 @@ class _Fields:
         value = self._left.pop(name, None)
         if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
             return value
-        raise self.wrong(name, f"{name} must be {_KINDS[kind]}, got {value!r:.80}")
+        raise wrong(name, f"{name} must be {_KINDS[kind]}, got {value!r:.80}")
 
     def required(self, name: str, kind: type[_Kind]) -> _Kind:
         """A field of this type that must be present."""
         value = self.take(name, kind)
         if value is None:
-            raise self.wrong(name, f"{self._call} needs {name}")
+            raise wrong(name, f"{self._call} needs {name}")
         return value
 
     def texts(self, name: str, most: int) -> list[Any]:
@@ -206,9 +206,9 @@ class _Fields:
         one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int))
         texts: Any = [value] if one else value
         if not isinstance(texts, list) or not all(isinstance(text, (str, list)) for text in texts):
-            raise self.wrong(name, f"{name} must be a text or its token ids, or a list of these")
+            raise wrong(name, f"{name} must be a text or its token ids, or a list of these")
         if not 1 <= len(texts) <= most:
-            raise self.wrong(name, f"{name} must be 1 to {most} texts, not {len(texts)}")
+            raise wrong(name, f"{name} must be 1 to {most} texts, not {len(texts)}")
         return texts
 
     def common(self, max_tokens: int | None, logprobs: int | None) -> dict[str, Any]:
@@ -216,23 +216,23 @@ class _Fields:
         n, stream = self.take("n", int), bool(self.take("stream", bool))
         n = 1 if n is None else n
         if not 1 <= n <= self._limits.max_texts:
-            raise self.wrong("n", f"n must be from 1 to {self._limits.max_texts}, got {n}")
+            raise wrong("n", f"n must be from 1 to {self._limits.max_texts}, got {n}")
         wanted = self.take("stream_options", dict) or {}
         if others := [name for name in wanted if name not in _STREAM_OPTIONS]:
-            raise self.wrong("stream_options", f"stream_options are {', '.join(_STREAM_OPTIONS)}, got {others[0]:.80}")
+            raise wrong("stream_options", f"stream_options are {', '.join(_STREAM_OPTIONS)}, got {others[0]:.80}")
         for name, value in wanted.items():
             if value is not None and not isinstance(value, bool):
-                raise self.wrong("stream_options", f"stream_options.{name} must be true or false, got {value!r:.80}")
+                raise wrong("stream_options", f"stream_options.{name} must be true or false, got {value!r:.80}")
         if wanted and not stream:
-            raise self.wrong("stream_options", "stream_options goes with stream: true")
+            raise wrong("stream_options", "stream_options goes with stream: true")
         self._check_bounds()
         options = self._options(max_tokens, logprobs)
         if options.get("num_beams", 1) > 1:
             if stream:
-                raise self.wrong("stream", "beam search chooses its text at the end, which no stream can wait for: "
-                                 "leave out stream or num_beams")  # fmt: skip
+                raise wrong("stream", "beam search chooses its text at the end, which no stream can wait for: "
+                            "leave out stream or num_beams")  # fmt: skip
             if n > 1:
-                raise self.wrong("n", f"num_beams gives the likeliest text, not n={n}: leave out one of them")
+                raise wrong("n", f"num_beams gives the likeliest text, not n={n}: leave out one of them")
         return {
             "call": self._call,
             "options": options,
@@ -248,42 +248,38 @@ class _Fields:
         """Refuse the fields that have not been taken."""
         for name, value in self._left.items():
             if name not in REFUSED:
-                raise self.wrong(name, refusal(self._call, name, self._known), "unknown_field")
+                raise wrong(name, refusal(self._call, name, self._known), "unknown_field")
             try:
                 refuse(self._call, name, value)
             except UnsupportedError as error:
-                raise self.wrong(name, str(error), "unsupported") from None
-
-    def wrong(self, name: str, message: str, code: str = "invalid_value") -> Refusal:
-        """The error for a field."""
-        return Refusal(400, message, code, param=name)
+                raise wrong(name, str(error), "unsupported") from None
 
     def _check_bounds(self) -> None:
         stop = self._left.get("stop")
         if isinstance(stop, list) and len(stop) > self._limits.max_stops:
-            raise self.wrong("stop", f"stop may be {self._limits.max_stops} texts, not {len(stop)}")
+            raise wrong("stop", f"stop may be {self._limits.max_stops} texts, not {len(stop)}")
         never = self._left.get("suppress_tokens")
         if isinstance(never, list) and len(never) > self._limits.max_biases:
-            raise self.wrong("suppress_tokens", f"suppress_tokens may be {self._limits.max_biases}, not {len(never)}")
+            raise wrong("suppress_tokens", f"suppress_tokens may be {self._limits.max_biases}, not {len(never)}")
         bias = self._left.get("logit_bias")
         if not isinstance(bias, dict):
             return
         if len(bias) > self._limits.max_biases:
-            raise self.wrong("logit_bias", f"logit_bias may name {self._limits.max_biases} tokens, not {len(bias)}")
+            raise wrong("logit_bias", f"logit_bias may name {self._limits.max_biases} tokens, not {len(bias)}")
         if odd := next((key for key in bias if not re.fullmatch(r"[0-9]{1,9}", key)), None):
-            raise self.wrong("logit_bias", f"logit_bias maps token ids to numbers, got '{odd:.80}'")
+            raise wrong("logit_bias", f"logit_bias maps token ids to numbers, got '{odd:.80}'")
 
     def _options(self, max_tokens: int | None, logprobs: int | None) -> GenerateOptions:
         options_of_requests = (OPTIONS - _LIBRARY_ONLY) | _RENAMED
         for name, value in self._left.items():
             if name not in options_of_requests and name not in REFUSED:
-                raise self.wrong(name, refusal(self._call, name, options_of_requests | self._known), "unknown_field")
+                raise wrong(name, refusal(self._call, name, options_of_requests | self._known), "unknown_field")
             if isinstance(value, bool) and name in _NUMBERS:  # bool is a subclass of int
-                raise self.wrong(name, f"{name} must be a number, got {value!r}")
+                raise wrong(name, f"{name} must be a number, got {value!r}")
             try:
                 engine_options(self._call, {name: value}, None)
             except (UnsupportedError, TypeError, ValueError) as error:
-                raise self.wrong(name, str(error), "unsupported") from None
+                raise wrong(name, str(error), "unsupported") from None
         options: GenerateOptions = {"cache_prompt": True, **engine_options(self._call, self._left, max_tokens)}
         if logprobs is not None:
             options["logprobs"] = max(logprobs, 1)

@@ -24,7 +24,7 @@ from slimrt.generation.tickets import Call
 from slimrt.model import Model
 from slimrt.openai.responses import Json
 from slimrt.runtime.kinds import require
-from slimrt.server.errors import Refusal, refusal_of
+from slimrt.server.errors import Refusal, refusal_of, wrong
 from slimrt.server.exchange import PING_EVERY, ClientGone, Exchange
 from slimrt.server.protocol import read_object, take_fields
 from slimrt.server.service import Service
@@ -195,12 +195,7 @@ def _transcribe(
     try:
         sound = read_sound(io.BytesIO(request.sound), max_seconds=SOUND_SECONDS, on_block=check)
     except TooLong:
-        raise Refusal(
-            400,
-            f"a sound may last {SOUND_SECONDS} s here: cut it, or use slimrt transcribe",
-            "invalid_value",
-            param="file",
-        ) from None
+        raise wrong("file", f"a sound may last {SOUND_SECONDS} s here: cut it, or use slimrt transcribe") from None
     options = request.options.copy()
     options["on_progress"] = lambda *_: check()
     if tell is not None:
@@ -240,28 +235,29 @@ async def _form(exchange: Exchange) -> FormData:
 async def _read(form: FormData, task: str) -> SoundRequest:
     for name in form:
         if name not in _FIELDS:
-            raise Refusal(400, f"there is no field {name:.64}; there are {', '.join(_FIELDS)}", "unknown_field",
-                          param=name[:64])  # fmt: skip
+            raise wrong(name[:64], f"there is no field {name:.64}; there are {', '.join(_FIELDS)}", "unknown_field")
     sound = form.get("file")
     if not isinstance(sound, UploadFile):
-        raise Refusal(400, "the form has no sound in the field file", "missing_field", param="file")
+        raise wrong("file", "the form has no sound in the field file", "missing_field")
     text = {name: value for name, value in form.items() if isinstance(value, str)}
     response, stream = text.get("response_format") or "json", text.get("stream", "false").lower()
     if response not in _FORMATS:
-        raise Refusal(400, f"response_format must be one of {', '.join(_FORMATS)}, got {response:.64}",
-                      "invalid_value", param="response_format")  # fmt: skip
+        raise wrong("response_format", f"response_format must be one of {', '.join(_FORMATS)}, got {response:.64}")
     if stream not in ("true", "false"):
-        raise Refusal(400, f"stream must be true or false, got {stream:.64}", "invalid_value", param="stream")
+        raise wrong("stream", f"stream must be true or false, got {stream:.64}")
     wanted = [*form.getlist("timestamp_granularities[]"), *form.getlist("timestamp_granularities")]
     if not {*wanted} <= {"word", "segment"}:
-        raise Refusal(400, "timestamp_granularities[] are word and segment", "invalid_value",
-                      param="timestamp_granularities")  # fmt: skip
+        raise wrong("timestamp_granularities", "timestamp_granularities[] are word and segment")
     if stream == "true" and response not in _UNTIMED:
-        raise Refusal(400, f"a stream has no times, which {response} needs: leave out stream, or ask for "
-                      f"{' or '.join(_UNTIMED)}", "invalid_value", param="response_format")  # fmt: skip
+        raise wrong(
+            "response_format",
+            f"a stream has no times, which {response} needs: leave out stream, or ask for {' or '.join(_UNTIMED)}",
+        )
     if wanted and response in _UNTIMED:
-        raise Refusal(400, f"timestamp_granularities[] needs response_format verbose_json, srt or vtt: {response} has "
-                      "no times", "invalid_value", param="timestamp_granularities")  # fmt: skip
+        raise wrong(
+            "timestamp_granularities",
+            f"timestamp_granularities[] needs response_format verbose_json, srt or vtt: {response} has no times",
+        )
     words = "word" in wanted
     return SoundRequest(await sound.read(), response, _options(text, task, words), words, stream == "true")
 
@@ -276,8 +272,7 @@ def _options(text: Mapping[str, str], task: str, words: bool) -> TranscribeOptio
         try:
             temperature = float(text["temperature"])
         except ValueError:
-            raise Refusal(400, f"temperature must be a number, got {text['temperature']:.64}", "invalid_value",
-                          param="temperature") from None  # fmt: skip
+            raise wrong("temperature", f"temperature must be a number, got {text['temperature']:.64}") from None
         if temperature != 0:  # OpenAI's 0 means the default here too: raised step by step where a result is poor
             options["temperature"] = temperature
     return options
@@ -321,26 +316,22 @@ def forecast_request(path: str, given: Json) -> _Forecast:
     several = [series] if series and not isinstance(series[0], list) else series
     n_values = sum(len(one) if isinstance(one, list) else 1 for one in several)
     if not several or len(several) > _MOST_SERIES or n_values > _MOST_VALUES:
-        raise Refusal(400, f"series are 1 to {_MOST_SERIES} lists of at most {_MOST_VALUES} numbers together",
-                      "invalid_value", param="series")  # fmt: skip
+        raise wrong("series", f"series are 1 to {_MOST_SERIES} lists of at most {_MOST_VALUES} numbers together")
     for i, one in enumerate(several):
         if not isinstance(one, list) or not all(x is None or type(x) in (int, float) for x in one):
-            raise Refusal(400, f"series[{i}] must be a list of numbers or null", "invalid_value", param="series")
+            raise wrong("series", f"series[{i}] must be a list of numbers or null")
     if len(levels) > _MOST_LEVELS:
-        raise Refusal(400, f"quantile_levels are at most {_MOST_LEVELS}, got {len(levels)}", "invalid_value",
-                      param="quantile_levels")  # fmt: skip
+        raise wrong("quantile_levels", f"quantile_levels are at most {_MOST_LEVELS}, got {len(levels)}")
     if not all(type(level) in (int, float) for level in levels):
-        raise Refusal(400, "quantile_levels are numbers from 0 to 1", "invalid_value", param="quantile_levels")
+        raise wrong("quantile_levels", "quantile_levels are numbers from 0 to 1")
     length = fields["prediction_length"]
     if length is not None and not 1 <= length <= _MOST_STEPS:
-        raise Refusal(400, f"prediction_length must be from 1 to {_MOST_STEPS}", "invalid_value",
-                      param="prediction_length")  # fmt: skip
+        raise wrong("prediction_length", f"prediction_length must be from 1 to {_MOST_STEPS}")
     options: Any = {name: fields[name] for name in PredictOptions.__annotations__ if fields[name] is not None}
     try:
         rows = [np.array([np.nan if x is None else x for x in one], np.float64) for one in several]
     except OverflowError:
-        raise Refusal(400, "series has a number that is too large for a float", "invalid_value",
-                      param="series") from None  # fmt: skip
+        raise wrong("series", "series has a number that is too large for a float") from None
     return rows, length, levels, options
 
 
