@@ -8,6 +8,7 @@ from math import sqrt
 
 import numpy as np
 
+from slimrt import core
 from slimrt.folding.attention import Attention
 from slimrt.folding.exact import fold_layer, stored
 from slimrt.folding.noise import ROUNDOFF
@@ -74,8 +75,6 @@ def measure_error_of_v(path: GgufPath, ids: np.ndarray, mode: str = "k") -> dict
         Type name -> relative error of V (of K in mode "v") in each layer, float64 [n_layers]; 0 for layers that read
         another layer's rows.
     """
-    from slimrt import core
-
     file = opened(path)
     model = read_gguf(file)
     attention = Attention.of(model)

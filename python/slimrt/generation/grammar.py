@@ -45,10 +45,10 @@ _KEPT, _KEPT_TEXT = 32, 1 << 18  # compiled grammars kept, and their characters:
 _PROBES = ("\x02", ")", "0")
 
 
-def _import(module: str) -> Any:
-    """Import llguidance or a module of it. UnsupportedError: it is not installed."""
+def _llguidance() -> Any:
+    """The package. UnsupportedError: it is not installed."""
     try:
-        return import_module(module)
+        return import_module("llguidance")
     except ImportError:
         raise UnsupportedError(
             "grammars and JSON schemas need llguidance, which is missing: pip install 'slimrt[grammar]'"
@@ -100,7 +100,7 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: Tokenizer, n_vocab: int):
-        llguidance = _import("llguidance")
+        llguidance = _llguidance()
         tokens = _Tokens(tokenizer, n_vocab)
         self.n_vocab, self.ends = n_vocab, frozenset(tokens.ends)
         self.ends_unseen = n_vocab in self.ends
