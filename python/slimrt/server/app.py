@@ -44,7 +44,7 @@ from slimrt.server.protocol import (
 from slimrt.server.service import Service
 from slimrt.server.sounds import Sounds
 from slimrt.server.text import Plan, Scored, plan_chat, plan_completion
-from slimrt.server.texts import Texts, prompt_of, runs_of, translation_of
+from slimrt.server.texts import Texts, runs_of, translation_of
 from slimrt.tokenizer.tool_format import tool_format
 
 Answer = Callable[[Exchange], Awaitable[None]]
@@ -149,7 +149,7 @@ class Routes:
 
             def read() -> tuple[list[list[int]], str]:
                 request = embedding_request(exchange.path, read_object(body, limits), limits)
-                return [prompt_of(model, one) for one in request.inputs], request.encoding_format
+                return [model._read_ids(one) for one in request.inputs], request.encoding_format
 
             try:
                 ids, encoding = await self._service.apart(read)
@@ -262,7 +262,7 @@ class Routes:
         way, prompts = translation_of(model, request), []
         for one in request.prompts:
             try:
-                ids = way.ids(one) if way and isinstance(one, str) else prompt_of(model, one)
+                ids = way.ids(one) if way and isinstance(one, str) else model._read_ids(one)
             except Exception as error:
                 raise refusal_of(error, "prompt") from error
             text = one if isinstance(one, str) else model.detokenize(ids) if request.echo else ""

@@ -70,11 +70,6 @@ class _SearchedTranslation(SearchedRun, EncodedRun):
     """A text that a beam search finds from a source."""
 
 
-def prompt_of(model: Model, prompt: str | Sequence[int]) -> list[int]:
-    """The ids of a prompt (text or ids): to be continued, or what an encoder reads."""
-    return model._read_ids(prompt)
-
-
 def translation_of(model: Model, request: CompletionRequest) -> Translation | None:
     """How an encoder-decoder reads the texts of a request; None: there are none, or the model is another.
 
