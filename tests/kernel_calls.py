@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 
-@dataclass
+@dataclass(frozen=True)
 class Call:
     """heads: of queries; kv: of k; rows in all, the last `queries` fresh."""
 

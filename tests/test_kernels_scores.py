@@ -16,7 +16,7 @@ from reference_formats import rounded, rounded_by_channel
 from slimrt._core import ops
 
 
-@dataclass
+@dataclass(frozen=True)
 class Call(kernel_calls.Call):
     absorbed: bool = False  # values are whole rows of k: no block path
 

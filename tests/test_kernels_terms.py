@@ -19,7 +19,7 @@ from test_kernels import rope_table
 TYPES = ["f32", "f16", "bf16", "q8", "fp8_e4m3", "fp8_e5m2", "q4", "q3", "q2"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Call(kernel_calls.Call):
     n_rot: int = 0
     interleaved: bool = False

@@ -4,6 +4,8 @@ bf16: AMX's, or those of a build with the emulator."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import pytest
 
@@ -28,17 +30,23 @@ SHAPES = [(128, 32), (129, 1), (143, 15), (144, 16), (145, 17), (159, 31), (161,
 SHAPES += [(1040, 7)]
 
 
+@lru_cache(maxsize=len(SHAPES))  # for the next instruction set
+def product(type_name: str, k: int, tokens: int, rows: int) -> tuple[np.ndarray, ...]:
+    """x, the weight's bytes, their product in float64, and that of their magnitudes."""
+    raw, weight = random_weight(type_name, rows, k, seed=rows)
+    x = np.random.default_rng(tokens).normal(size=(tokens, k)).astype(np.float32)
+    return x, raw.reshape(-1), x.astype(np.float64) @ weight.T, np.abs(x).astype(np.float64) @ np.abs(weight.T)
+
+
 @each_isa
 @pytest.mark.parametrize("type_name", FLOATS)
 @pytest.mark.parametrize("k", [1, 31, 32, 33, 100, 255, 257, 600])
 def test_floats_are_multiplied_as_two_bf16(type_name, k, isa):
     for tokens, rows in SHAPES:
-        raw, weight = random_weight(type_name, rows, k, seed=rows)
-        x = np.random.default_rng(tokens).normal(size=(tokens, k)).astype(np.float32)
-        got = ops.linear(x, raw.reshape(-1), type_name, rows, None, isa, 1 + rows % 2)
-        size = np.abs(x).astype(np.float64) @ np.abs(weight.T)
+        x, raw, wanted, size = product(type_name, k, tokens, rows)
+        got = ops.linear(x, raw, type_name, rows, None, isa, 1 + rows % 2)
         bound = (FLOATS[type_name] + (k + 4) * EPS) * size
-        assert (np.abs(got - x.astype(np.float64) @ weight.T) <= bound).all(), (tokens, rows)
+        assert (np.abs(got - wanted) <= bound).all(), (tokens, rows)
 
 
 @each_isa
@@ -100,6 +108,10 @@ def test_tokens_and_threads_change_no_bit(isa):
             assert np.array_equal(some, all_tokens[:n]), (type_name, n)
 
 
+def rope_of(call: Call) -> Rope:
+    return Rope(50.0 ** (-np.arange(0, call.dim, 2) / call.dim), False)
+
+
 @each_isa
 @pytest.mark.parametrize("one_scale", [False, True])
 @pytest.mark.parametrize("loud", [0.3, 3.0, 50.0])
@@ -114,10 +126,24 @@ def test_absorbed_rows_are_multiplied_as_by_vectors(call, loud, one_scale, isa):
     """Bit by bit: the products are integers, and all else is the same."""
     assert call.heads * call.queries >= 16  # fewer are left to vectors
     q, k = call.data(loud)
-    rope = Rope(50.0 ** (-np.arange(0, call.dim, 2) / call.dim), False)
     stored_heads = 1 if one_scale else call.kv
-    said = [attend(call, q, k, stored_heads, rope, one, 2, "q8") for one in (isa, "avx512")]
+    said = [attend(call, q, k, stored_heads, rope_of(call), one, 2, "q8") for one in (isa, "avx512")]
     assert np.isfinite(said[0]).all() and np.array_equal(*said)
+
+
+@lru_cache(maxsize=1)  # for the next instruction set
+def of_four_bits(call: Call, loud: float, stored_heads: int) -> tuple[np.ndarray, ...]:
+    """Queries, rows far from 0, what AVX-512 makes of them, what float64 does, and how far off that may be."""
+    q, k = call.data(loud)
+    k += 5 * np.random.default_rng(1).normal(size=k.shape[-1] // 32).astype(np.float32).repeat(32)
+    rope, known = rope_of(call), known_rows(call, k, stored_heads, "q4")
+    groups = known.reshape(len(known), -1, 32)
+    furthest = np.repeat((groups.max(axis=-1) - groups.min(axis=-1)) * 8 / 15, 32, axis=-1)
+    p, size = call.weights(q, known, rope)
+    turned = 1e-5 * (1 + size) * np.abs(known).max()
+    p = p.swapaxes(0, 1).reshape(-1, call.rows)  # of each query and head
+    by_vectors = attend(call, q, k, stored_heads, rope, "avx512", 2, "q4")
+    return q, k, by_vectors, p @ known, 2.0**-8 * (p @ furthest) + turned
 
 
 @each_isa
@@ -133,18 +159,11 @@ def test_absorbed_rows_are_multiplied_as_by_vectors(call, loud, one_scale, isa):
 def test_absorbed_rows_of_four_bits_are_multiplied_as_bf16(call, loud, one_scale, isa):
     """Codes around the middle of their group, by tiles; the middles themselves, as here far from 0, by floats."""
     assert call.heads * call.queries >= 16  # fewer are left to vectors
-    q, k = call.data(loud)
-    k += 5 * np.random.default_rng(1).normal(size=k.shape[-1] // 32).astype(np.float32).repeat(32)
-    rope, stored_heads = Rope(50.0 ** (-np.arange(0, call.dim, 2) / call.dim), False), 1 if one_scale else call.kv
-    got, by_vectors = (attend(call, q, k, stored_heads, rope, one, 2, "q4") for one in (isa, "avx512"))
+    stored_heads = 1 if one_scale else call.kv
+    q, k, by_vectors, wanted, allowed = of_four_bits(call, loud, stored_heads)
+    got = attend(call, q, k, stored_heads, rope_of(call), isa, 2, "q4")
     assert not np.array_equal(got, by_vectors)  # they are multiplied otherwise
-    known = known_rows(call, k, stored_heads, "q4")
-    groups = known.reshape(len(known), -1, 32)
-    furthest = np.repeat((groups.max(axis=-1) - groups.min(axis=-1)) * 8 / 15, 32, axis=-1)
-    p, size = call.weights(q, known, rope)
-    turned = 1e-5 * (1 + size) * np.abs(known).max()
-    p = p.swapaxes(0, 1).reshape(-1, call.rows)  # of each query and head
-    off = ~(np.abs(got.reshape(len(p), -1) - p @ known) <= 2.0**-8 * (p @ furthest) + turned)
+    off = ~(np.abs(got.reshape(wanted.shape) - wanted) <= allowed)
     assert not off.any(), np.argwhere(off)
 
 
