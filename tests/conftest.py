@@ -8,6 +8,7 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 # Before NumPy is there: matrices of the tests are small, and more threads wait for each other (twice as long).
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
@@ -108,7 +109,8 @@ def converted_directories_stay_here(tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def convert(tmp_path_factory: pytest.TempPathFactory):
-    """convert(directory) -> the GGUF slimrt makes of it, made once a session."""
+    """convert(directory) -> the GGUF slimrt makes of it, made once a session; of a golden once for all that share what
+    is remembered."""
     import slimrt
 
     made: dict[Path, Path] = {}
@@ -116,11 +118,22 @@ def convert(tmp_path_factory: pytest.TempPathFactory):
     def converted(source: Path) -> Path:
         if source not in made:
             out = tmp_path_factory.mktemp("gguf") / f"{source.name}.gguf"
-            slimrt.convert(source, out)
+            if source.parent == GOLDEN:
+                out.write_bytes(_converted_golden(source.name))
+            else:
+                slimrt.convert(source, out)
             made[source] = out
         return made[source]
 
     return converted
+
+
+@remembered
+def _converted_golden(name: str) -> bytes:
+    import slimrt
+
+    with TemporaryDirectory() as folder:
+        return slimrt.convert(GOLDEN / name, Path(folder) / f"{name}.gguf").path.read_bytes()
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the reference predicts, computed once: in a process, and among processes where SLIMRT_REMEMBERED names a folder.
+"""What the reference predicts, and goldens converted, once: in a process, and among processes where SLIMRT_REMEMBERED
+names a folder.
 
 The workers of a run, and the same tests on a core with sanitizers, then read what the first one computed. Nothing tells
-whether the reference has changed since, so a folder must not outlive a state of the sources: .ci/run makes its own.
+whether the sources have changed since, so a folder must not outlive a state of them: .ci/run makes its own.
 """
 
 from __future__ import annotations
