@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import Counter
@@ -262,6 +263,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if params.get("name") in ("marian", "m2m_100", "pegasus"):
             item.add_marker(pytest.mark.slow_emulated)
             item.add_marker(pytest.mark.unsanitized)
+
+
+def pytest_collection_finish() -> None:
+    """What was collected is there until the end: a collection of garbage that looks at it takes half a second."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
