@@ -138,6 +138,14 @@ def _converted_golden(name: str) -> bytes:
 
 
 @pytest.fixture(scope="session")
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As much of the shipped calibration text as inputs of 256 need: with all of it conversions take twice as long."""
+    path = tmp_path_factory.mktemp("calibration") / "calibration.txt"
+    path.write_text((TESTS.parent / "models" / "calibration.txt").read_text()[:6500])
+    return path
+
+
+@pytest.fixture(scope="session")
 def seq2seq(tmp_path_factory: pytest.TempPathFactory):
     """seq2seq(name) -> a model of seq2seq_models as a Hugging Face directory, made once a session."""
     made: dict[str, Path] = {}

@@ -52,10 +52,10 @@ def runs_as_said(report: ConvertReport) -> None:
     ("name", "share"),
     [("tale-llama", 0.30), pytest.param("tale-gpt2", 0.30, marks=pytest.mark.nightly), ("tale-hard", 0.42)],
 )
-def test_auto_meets_its_target_on_trained_models(name, share, tmp_path):
+def test_auto_meets_its_target_on_trained_models(name, share, calibration, tmp_path):
     out = tmp_path / "auto.gguf"
-    text = SHIPPED / "calibration.txt"
-    report = convert(SHIPPED / f"{name}.gguf", out, cache="auto", calibration=text, verify=SHIPPED / "heldout.txt")
+    source, heldout = SHIPPED / f"{name}.gguf", SHIPPED / "heldout.txt"
+    report = convert(source, out, cache="auto", calibration=calibration, verify=heldout)
     print("\n" + report.table())
     runs_as_said(report)
     for layer in report.layers:
@@ -69,24 +69,22 @@ def test_auto_meets_its_target_on_trained_models(name, share, tmp_path):
     assert data["layers"][0]["measured"]["value"] == report.layers[0].measured.value
 
 
-def test_a_smaller_target_takes_more_bytes(tmp_path):
+def test_a_smaller_target_takes_more_bytes(calibration, tmp_path):
     shares, plain = [], SHIPPED / "tale-gpt2.gguf"
     for target in (0.2, 0.02, 0.001):
-        report = convert(
-            plain, tmp_path / "a.gguf", cache="auto", target_error=target, calibration=SHIPPED / "calibration.txt"
-        )
+        report = convert(plain, tmp_path / "a.gguf", cache="auto", target_error=target, calibration=calibration)
         assert all(layer.measured.size <= target for layer in report.layers)
         shares.append(sum(layer.bytes_per_token for layer in report.layers))
     assert shares == sorted(shares) and shares[0] < shares[-1]
 
 
-def test_only_types_that_are_allowed(tmp_path):
+def test_only_types_that_are_allowed(calibration, tmp_path):
     report = convert(
         SHIPPED / "tale-gpt2.gguf",
         tmp_path / "a.gguf",
         cache="auto",
         cache_type=("f16", "bf16"),
-        calibration=SHIPPED / "calibration.txt",
+        calibration=calibration,
     )
     assert {layer.type for layer in report.layers} <= {"f16", "bf16"}
     runs_as_said(report)
@@ -106,10 +104,10 @@ def test_a_target_out_of_reach_is_said(tmp_path):
         ("tale-gqa", (0.001, 0.01, 0.05)),
     ],
 )
-def test_k_knows_a_part_of_v_and_earns_its_place(name, targets, tmp_path):
+def test_k_knows_a_part_of_v_and_earns_its_place(name, targets, calibration, tmp_path):
     """Another mode is taken exactly where it costs fewer bytes than every kv within the target, looked for here one by
     one; k+r is, at some target."""
-    source, text = SHIPPED / f"{name}.gguf", SHIPPED / "calibration.txt"
+    source, text = SHIPPED / f"{name}.gguf", calibration
     if name == "stories260K":
         source, text = third_party("models/stories260K") / "stories260K.gguf", None
     report = convert(source, tmp_path / "a.gguf", cache="auto", calibration=text)

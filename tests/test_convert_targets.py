@@ -22,15 +22,21 @@ from test_convert_auto import runs_as_said
 
 MODELS = Path(__file__).parent.parent / "models"
 TALE, HARD, GQA = (MODELS / f"tale-{name}.gguf" for name in ("llama", "hard", "gqa"))
-TEXT = MODELS / "calibration.txt"
 
 pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]
 
 
-def converted(out: Path, cache: str, source: Path = GQA, **options) -> ConvertReport:
-    report = slimrt.convert(source, out, cache=cache, calibration=TEXT, progress=False, **options)
-    runs_as_said(report)
-    return report
+@pytest.fixture
+def converted(calibration):
+    """converted(path, cache, ...) -> what is reported of that conversion, which runs so."""
+
+    def make(out: Path, cache: str, source: Path = GQA, **options) -> ConvertReport:
+        options = {"calibration": calibration} | options
+        report = slimrt.convert(source, out, cache=cache, progress=False, **options)
+        runs_as_said(report)
+        return report
+
+    return make
 
 
 def long_bytes(report: ConvertReport) -> float:
@@ -83,7 +89,7 @@ def test_newer_rows_keep_no_less():
 
 
 # ---------------------------------------------------------------- an error
-def test_levels_for_an_error(tmp_path):
+def test_levels_for_an_error(converted, tmp_path):
     """Within it, predicted and measured; smaller ones cost more; and none could be had for less, by hand."""
     sizes, most = [], 0
     for target in (0.05, 0.1, 0.3):
@@ -103,13 +109,13 @@ def test_levels_for_an_error(tmp_path):
         assert max(other.predicted.size, other.measured.size) > target
 
 
-def test_an_error_that_no_level_keeps_is_said(tmp_path):
+def test_an_error_that_no_level_keeps_is_said(converted, tmp_path):
     report = converted(tmp_path / "a.gguf", "lowrank", target_error=1e-4)
     assert len(report.warnings) == 1 and "the smallest error: allow a larger error" in report.warnings[0]
     assert {core.levels("lowrank", layer.type).of[0].type_v for layer in report.layers} == {"q8"}
 
 
-def test_a_small_error_says_the_same(tmp_path):
+def test_a_small_error_says_the_same(converted, tmp_path):
     converted(tmp_path / "a.gguf", "lowrank", target_error=0.02)
     texts = []
     for path, cache in ((GQA, "kv"), (tmp_path / "a.gguf", "auto")):
@@ -119,9 +125,10 @@ def test_a_small_error_says_the_same(tmp_path):
     assert texts[0] == texts[1]
 
 
-def test_auto_takes_what_would_load(tmp_path):
+def test_auto_takes_what_would_load(converted, tmp_path):
     """k+r in q4 is the cheapest within 10 % in every layer of this model, and loses more of V than is let through."""
-    report = converted(tmp_path / "a.gguf", "auto", TALE, target_error=0.1, cache_type=("q4",))
+    whole = MODELS / "calibration.txt"  # after less of it k+r is not the cheapest
+    report = converted(tmp_path / "a.gguf", "auto", TALE, target_error=0.1, cache_type=("q4",), calibration=whole)
     assert all(layer.predicted.value <= TOO_LARGE for layer in report.layers if layer.mode == "k+r")
     assert {"lowrank"} <= {layer.mode for layer in report.layers} and "rows age in " in report.table()
     with slimrt.Model(report.path, n_ctx=64, progress=False) as model:
@@ -134,7 +141,7 @@ def divergence(path: Path, cache: str) -> float:
     return found.rows[1].kl_mean
 
 
-def test_levels_for_bytes_beat_one_level_for_all(tmp_path):
+def test_levels_for_bytes_beat_one_level_for_all(converted, tmp_path):
     """At no more bytes, of a long context and of the oldest rows; in a model whose layers differ, and beside the level
     that is the best of ten at its size there (benchmarks/targets.py)."""
     same = converted(tmp_path / "same.gguf", "lowrank", HARD, cache_type="q3@0.5+q8*64")
@@ -149,7 +156,7 @@ def test_levels_for_bytes_beat_one_level_for_all(tmp_path):
     assert plan.bytes_per_token <= budget and plan.held_bytes <= 2048 * budget + newest
 
 
-def test_more_bytes_lose_less(tmp_path):
+def test_more_bytes_lose_less(converted, tmp_path):
     kls = [
         divergence(converted(tmp_path / "a.gguf", "lowrank", target_bytes=times).path, "auto")
         for times in ("7x", "5x", "3x")
@@ -157,7 +164,7 @@ def test_more_bytes_lose_less(tmp_path):
     assert kls[0] > kls[1] > kls[2]
 
 
-def test_auto_mixes_modes_for_bytes(tmp_path, run):
+def test_auto_mixes_modes_for_bytes(converted, tmp_path, run):
     """Both modes in one file, which plan, inspect and generate take as it is."""
     report = converted(tmp_path / "a.gguf", "auto", target_bytes="2.5x", cache_type=("q8", "q4"))
     assert long_bytes(report) <= 768 / 2.5 < 1.05 * long_bytes(report)
@@ -169,12 +176,13 @@ def test_auto_mixes_modes_for_bytes(tmp_path, run):
     assert code == 0 and said
 
 
-def test_the_command_says_the_least(run, tmp_path):
+def test_the_command_says_the_least(run, calibration, tmp_path):
     out = tmp_path / "a.gguf"
-    code, _, said = run("convert", GQA, "-o", out, "--cache", "lowrank", "--target-bytes", 50)
+    given = ["convert", GQA, "-o", out, "--cache", "lowrank", "--calibration", calibration]
+    code, _, said = run(*given, "--target-bytes", 50)
     assert code == 1 and not out.exists()
     least = float(re.search(r"allows 50 bytes a token, and the least that these layers can have is ([\d.]+)", said)[1])
-    code, said, _ = run("convert", GQA, "-o", out, "--cache", "lowrank", "--target-bytes", f"{least + 1:.0f}", "--json")
+    code, said, _ = run(*given, "--target-bytes", f"{least + 1:.0f}", "--json")
     report = json.loads(said)
     oldest = [core.levels("lowrank", layer["type"]).of[0] for layer in report["layers"]]
     assert code == 0 and {(level.type_k, level.part) for level in oldest} == {("q2", 0.125)}
