@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from functools import lru_cache
 from math import log, sqrt
 from pathlib import Path
 from typing import Any
@@ -22,18 +20,8 @@ from reference_rope import Rope, yarn
 
 
 def load(path: str | Path, n_ctx: int = 0) -> Weights:
-    """n_ctx (0: the trained one) chooses between longrope's two tables. A file is read once for all tests of a model;
-    each has Weights of its own, and the arrays in common."""
-    path = Path(path)
-    if path.is_dir():
-        return load_hf(path, n_ctx)
-    known = _load_once(path, path.stat().st_mtime_ns, n_ctx)
-    return replace(known, layers=[replace(layer) for layer in known.layers])
-
-
-@lru_cache(maxsize=8)
-def _load_once(path: Path, _changed: int, n_ctx: int) -> Weights:
-    return load_gguf(path, n_ctx)
+    """n_ctx (0: the trained one) chooses between longrope's two tables."""
+    return load_hf(Path(path), n_ctx) if Path(path).is_dir() else load_gguf(Path(path), n_ctx)
 
 
 # ---------------------------------------------------------------- GGUF
