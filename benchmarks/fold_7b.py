@@ -63,7 +63,7 @@ def write_inputs(file: Path, d: int, chunks: tuple[int, ...], seed: int) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=_LAYERS, help="how many of them are folded")
+    parser.add_argument("--layers", type=int, default=_LAYERS, help=f"how many of the {_LAYERS} are folded")
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--tokens", type=int, default=20480)
     parser.add_argument("--cache", default="k+r")

@@ -198,7 +198,10 @@ def _rope_of_gguf(key: Any, tensors: dict[str, Array], head_dim: int, arch: str,
     if kind == "yarn":
         fast, slow = key("rope.scaling.yarn_beta_fast", 32.0), key("rope.scaling.yarn_beta_slow", 1.0)
         inv_freq = yarn(inv_freq, factor, original, base, fast, slow, whole_ramp=arch != "gpt-oss")
-        scale = 1.0 if arch in ("deepseek2", "mistral4") else scale * (0.1 * log(factor) + 1)
+        usual = 0.1 * log(factor) + 1
+        whole = key("rope.scaling.yarn_attn_factor", usual)
+        whole = usual if abs(whole * usual - 1) < 1e-3 else whole
+        scale = 1.0 if arch in ("deepseek2", "mistral4") else key("rope.scaling.attn_factor", whole / usual) * usual
     return Rope(inv_freq, interleaved=arch in INTERLEAVED, scale=scale)
 
 

@@ -102,6 +102,17 @@ def test_attention_factor_as_llama_cpp_s_converter_writes_it(convert, tmp_path):
     ]
     theirs, ours = map(logits, paths)
     assert relative(theirs, ours) < FLOAT32 and relative(ours, logits(convert(GOLDEN / "llama_yarn"))) > 1e-3
+    assert relative(theirs, Reference(paths[0]).logits(IDS)) < FLOAT32
+    assert [_magnitude(path) for path in paths] == pytest.approx([all_of_it] * 2)
+    undone = model.with_metadata({"llama.rope.scaling.yarn_attn_factor": float32(1 / usual)})  # transformers ignores it
+    path = rewritten(tmp_path / "undone.gguf", undone)
+    assert _magnitude(path) == pytest.approx(usual)
+    assert np.array_equal(logits(path), logits(convert(GOLDEN / "llama_yarn")))
+
+
+def _magnitude(path) -> float:
+    model = read_gguf(path)
+    return Rotation.of(model, Attention.of(model), 0).magnitude
 
 
 @pytest.mark.parametrize(("name", "key"), [("gptneox", "slimrt.activation"), ("phi2", "slimrt.activation"),

@@ -180,7 +180,7 @@ def test_parameters_of_pythia_itself(pythia):
 
 # ---------------------------------------------------------------- MLKV, table 1
 @pytest.mark.unsanitized  # a minute each there; plans of other shapes run the same code
-@pytest.mark.unemulated
+@pytest.mark.unemulated  # and there
 @pytest.mark.parametrize(("m", "g", "gib"), [(96, 96, 144), (96, 24, 36), (96, 1, 1.5), (24, 1, 0.375)])
 def test_cache_of_175_billion_parameters(m, g, gib, tmp_path):
     """96 layers of 96 heads of 128; its sizes are those of 32768 tokens."""

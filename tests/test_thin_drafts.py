@@ -180,6 +180,8 @@ def test_what_it_takes_and_is_called():
         assert "1024 rows of texts of 4096 and more" in str(model._runtime.draft)
     alone, own = (slimrt.plan(TALE, draft_model=one, max_queue=2, **SIZES).asked for one in (None, "self"))
     assert own.draft == 0 and own.total - alone.total == own.logits - alone.logits > 0
+    for sizes in ({"n_seqs": 64}, {"n_seqs": 4, "cache_tokens": 512}):  # of which there is no context without end
+        assert slimrt.plan(TALE, draft_model="self", n_ctx=256, **sizes).asked.draft == 0
 
 
 def test_the_flag(run):

@@ -19,7 +19,8 @@ std::vector<std::string> folders_of(const std::string& controller, const std::st
         if (second == std::string::npos) continue;
         const std::string names = line.substr(first + 1, second - first - 1);
         if (!names.empty() && (',' + names + ',').find(',' + controller + ',') == std::string::npos) continue;
-        const std::string mounted = root + "/sys/fs/cgroup/" + names;
+        // By its own name even where it is mounted with others, which are listed in any order.
+        const std::string mounted = root + "/sys/fs/cgroup/" + (names.empty() ? "" : controller);
         // The last is where they are mounted: of a container it may be the group of another path on the host.
         for (std::string group = line.substr(second + 1);; group.resize(group.rfind('/'))) {
             folders.push_back(mounted + group + '/');

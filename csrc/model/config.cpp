@@ -62,10 +62,12 @@ RopeConfig read_rope(const GgufFile& file, const std::string& prefix, const Mode
         fail(ErrorCode::unsupported, file.path(), ": tensor 'rope_factors_long.weight' beside ", prefix,
              "rope.scaling.type '", type, "' and a factor of ", r.factor, " is not supported");
     r.n_ctx_orig = file.integer(prefix + "rope.scaling.original_context_length", 1, 1 << 30, c.n_ctx_train);
-    const std::string whole = prefix + "rope.scaling.yarn_attn_factor";  // transformers' attention_factor
+    // transformers' attention_factor, all of the magnitude; or DeepSeek's attn_factor, which undoes what is
+    // usual and which transformers does not read.
+    const double whole = type == "yarn" ? file.number(prefix + "rope.scaling.yarn_attn_factor", 0.0) : 0;
     const double usual_factor = 1 + 0.1 * std::log(std::max(r.factor, 1.0));
-    const double of_usual = type == "yarn" ? file.number(whole, 0.0) / usual_factor : 0;
-    r.attn_factor = file.number(prefix + "rope.scaling.attn_factor", of_usual);
+    const bool undoes = std::abs(whole * usual_factor - 1) < 1e-3;
+    r.attn_factor = file.number(prefix + "rope.scaling.attn_factor", undoes ? 0 : whole / usual_factor);
     r.beta_fast = file.number(prefix + "rope.scaling.yarn_beta_fast", 32.0);
     r.beta_slow = file.number(prefix + "rope.scaling.yarn_beta_slow", 1.0);
     return r;

@@ -62,19 +62,19 @@ int main() {
             "more than is allowed");
     // Of a container of version 1 the group that the host names is the folder where groups are mounted.
     require(
-        left({{said, "9:name=systemd:/x\n4:memory:/docker/1\n1:cpu,cpuacct:/docker/1\n0::/"},
+        left({{said, "9:name=systemd:/x\n4:memory:/docker/1\n1:cpuacct,cpu:/docker/1\n0::/"},
               {v2 + "memory/memory.limit_in_bytes", "1000"},
               {v2 + "memory/memory.usage_in_bytes", "700"},
               {v2 + "memory/memory.stat", "inactive_file 1\ntotal_inactive_file 50\ntotal_active_file 250"},
-              {v2 + "cpu,cpuacct/cpu.cfs_quota_us", "50000"},
-              {v2 + "cpu,cpuacct/cpu.cfs_period_us", "100000"}}),
+              {v2 + "cpu/cpu.cfs_quota_us", "50000"},
+              {v2 + "cpu/cpu.cfs_period_us", "100000"}}),
         600, 0.5, "a container, version 1");
     require(left({{said, "4:memory:/batch/job\n1:cpu,cpuacct:/batch/job"},
                   {v2 + "memory/batch/memory.limit_in_bytes", "1000"},
                   {v2 + "memory/batch/job/memory.limit_in_bytes", "9223372036854771712"},
                   {v2 + "memory/memory.limit_in_bytes", "9223372036854771712"},
-                  {v2 + "cpu,cpuacct/batch/job/cpu.cfs_quota_us", "-1"},
-                  {v2 + "cpu,cpuacct/batch/job/cpu.cfs_period_us", "100000"}}),
+                  {v2 + "cpu/batch/job/cpu.cfs_quota_us", "-1"},
+                  {v2 + "cpu/batch/job/cpu.cfs_period_us", "100000"}}),
             1000, 0, "a job of version 1, limited by the group around it");
     std::printf("ok\n");
 }

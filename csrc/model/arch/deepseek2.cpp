@@ -20,8 +20,9 @@ void configure(const GgufFile& file, const std::string& prefix, double scale, Mo
     const double size = 1 + file.number(prefix + "rope.scaling.yarn_log_multiplier") * stretch;
     c.score_scale *= float(size * size);
     if (rope.attn_factor)
-        fail(ErrorCode::unsupported, file.path(), ": ", prefix, "rope.scaling.attn_factor under YaRN is not ",
-             "supported in architecture '", c.architecture->name, "'");
+        fail(ErrorCode::unsupported, file.path(), ": ", prefix,
+             "rope.scaling.attn_factor or yarn_attn_factor under YaRN is not supported in architecture '",
+             c.architecture->name, "'");
     rope.attn_factor = 1 / (1 + 0.1 * stretch);
 }
 

@@ -216,19 +216,21 @@ class Bench:
         memory = core.plan(self.source.file, n_ctx=1, **choice.arguments(self.source))
         file = self.source.file
         held = {name: file.tensor_bytes(name) for name in file.tensors()}
-        held |= {name: size for name, (_, size) in core.held(file).items()}
+        in_memory = {name: size for name, (_, size) in core.held(file).items()}
+        held |= in_memory
         looked_up = ["position_embd.weight", "per_layer_token_embd.weight"]
         looked_up += ["token_embd.weight"] if "output.weight" in held else []
         unread = sum(_prefill_only(self.source, held, memory, layer) for layer in set(self.source.owners))
         unread += sum(held.get(name, 0) for name in looked_up)
-        unread += _idle_experts(file, held, self.info["architecture"])
+        unread += _idle_experts(file, in_memory, self.info["architecture"])
         weights = memory["mapped"] + memory["weights"] + memory["derived"] - unread
         return weights + (self._rows(choice, depth + 1) + self._rows(choice, depth + self._args.n_gen)) / 2
 
     def _rows(self, choice: CacheChoice, tokens: int) -> int:
         """Bytes of the rows that the last of so many tokens reads, its own included, in all layers."""
-        file, key = self.source.file, f"{self.info['architecture']}.attention.sliding_window"
-        window = int(file.value(key)) if key in file.keys() else tokens
+        file, arch = self.source.file, self.info["architecture"]
+        key, usual = f"{arch}.attention.sliding_window", core.architectures()[arch].usual_window
+        window = int(file.value(key)) if key in file.keys() else usual or tokens
 
         def layers(n_ctx: int) -> list[LayerInfo]:
             return core.plan(file, n_ctx=n_ctx, n_batch=1, **choice.arguments(self.source))["layers"]

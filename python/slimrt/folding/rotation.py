@@ -36,7 +36,10 @@ class Rotation:
         magnitude, divisors = model.size("rope.scaling.attn_factor", 0.0), model.tensors.get("rope_freqs.weight")
         if kind == "yarn":
             frequencies *= _yarn(model, attention, base, factor, original)
-            magnitude = (magnitude or 1.0) * (1 + 0.1 * log(max(factor, 1.0)))
+            usual = 1 + 0.1 * log(max(factor, 1.0))
+            whole = model.size("rope.scaling.yarn_attn_factor", 0.0)
+            undoes = abs(whole * usual - 1) < 1e-3  # as in csrc/model/config.cpp
+            magnitude = magnitude * usual or (0.0 if undoes else whole) or usual
         elif kind == "longrope" or (not kind and "rope_factors_long.weight" in model.tensors):
             divisors = model.tensor(f"rope_factors_{'long' if n_ctx > original else 'short'}.weight")
             stretch = trained / original

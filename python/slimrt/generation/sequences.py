@@ -107,11 +107,12 @@ class Sequences:
         if logits.dtype == np.int32 and logits.shape[1] == 1:
             return [(int(token), None) for token in logits[:, 0]]
         samplers = [one.sampler for one in wishes]
+        stacked = None if logits.dtype == np.int32 else _stacked(masks, logits.shape[1])
         with self._runtime.use() as engine:
             if logits.dtype == np.int32:
                 return engine.sample_candidates(logits, samplers)
             return engine.sample(
-                logits, samplers, masks=_stacked(masks, logits.shape[1]), logprobs=[one.logprobs for one in wishes],
+                logits, samplers, masks=stacked, logprobs=[one.logprobs for one in wishes],
                 joint_from=[one.joint_from for one in wishes],
             )  # fmt: skip
 

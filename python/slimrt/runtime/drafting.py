@@ -80,7 +80,7 @@ def refuse_rows_to_fork(planner: Planner, choice: CacheChoice) -> None:
 
     source = planner.source
     longest = source.n_ctx_limit or _LONGER_THAN_WINDOWS
-    layers = planner.ask(choice, longest)["layers"]
+    layers = replace(planner, n_seqs=1, cache_tokens=0).ask(choice, longest)["layers"]
     why = ""
     if others := sorted({layer["mode"] for layer in layers} - {"kv"}):
         why = f"has those of {', '.join(others)}"
