@@ -16,6 +16,7 @@ import pytest
 import slimrt
 from conftest import GREEDY, PROMPT, TESTS, lies_side_by_side, relative, rms, third_party
 from slimrt import core
+from slimrt.folding.attention import Attention
 from slimrt.modelfile.gguf import Tensor, read_gguf, write_gguf
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.units import format_both, format_bytes, parse_bytes
@@ -37,7 +38,10 @@ def test_k_is_folded_while_loading_and_says_so_to_who_wants_to_know(tiny, capsys
         err = capsys.readouterr().err
         assert err.count("slimrt convert") == err.count("tiny.gguf: llama, 2 layers") == verbose
     said = [record.getMessage() for record in caplog.records if record.name == "slimrt"]
-    assert len([text for text in said if "slimrt convert" in text]) == 2
+    folded = [text for text in said if "slimrt convert" in text]
+    width = Attention.of(read_gguf(tiny)).d
+    beside = 2 * 4 * width**2 + 8 * 8 * width**2  # of two layers W_KV, float32; and a layer's matrices, float64
+    assert len(folded) == 2 and f"takes some {format_bytes(beside)} beside the plan" in folded[0]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from slimrt.modelfile.source import ModelSource
 from slimrt.modes import CROSS_FOLDED, FOLDED, RESIDUAL_MODE
 from slimrt.plumbing import progress
 from slimrt.plumbing.notes import note
+from slimrt.plumbing.units import format_bytes
 
 if TYPE_CHECKING:
     from slimrt.folding.gate import Lossy
@@ -166,13 +167,30 @@ def fold(
     missing = cross_folds_at_load(source, mode)
     if unfolded or missing:
         modes = [*dict.fromkeys(cache.mode for cache in unfolded), *([f"{mode} of cross-attention"] if missing else [])]
-        note(f"folding {source.name} for cache mode {', '.join(modes)}; `slimrt convert` does it once and for all")
+        taking = ""
+        if unfolded:
+            size = format_bytes(_beside_the_plan(source, unfolded))
+            taking = f", which takes some {size} beside the plan until the model is loaded"
+        what = f"folding {source.name} for cache mode {', '.join(modes)}"
+        note(f"{what}{taking}; `slimrt convert` does it once and for all")
     derived, said = _self_attention(source, choice, unfolded, calibration, show_progress)
     if missing:
         from slimrt.folding.cross import fold_cross
 
         derived |= fold_cross(source.model, mode, missing, progress=progress.wanted(show_progress))
     return derived, said
+
+
+def _beside_the_plan(source: ModelSource, unfolded: Mapping[LayerCache, list[int]]) -> int:
+    """About the bytes that folding takes until the model is loaded: the folded tensors, which the engine then copies,
+    and a layer's matrices in float64, 8 of them as measured, or 16 with a residual's and a text's."""
+    from slimrt.folding.attention import Attention
+
+    attention, modes = Attention.of(source.model), source.modes()
+    folds = [(fold, len(layers)) for cache, layers in unfolded.items() for fold in modes[cache.mode].folds]
+    made = sum(4 * fold.rows * fold.cols * n_layers for fold, n_layers in folds)
+    matrices = 8 if {cache.mode for cache in unfolded} <= {"k", "v"} else 16
+    return made + matrices * 8 * attention.d * max(attention.d, attention.kv_width)
 
 
 def _self_attention(
