@@ -39,7 +39,7 @@ _MIN_TOKENS = 4096
 _PER_WIDTH = 4  # tokens per dimension of x: fewer leave directions unseen, more hardly change the second moments
 _CHUNK = 1024  # tokens of a run, whose activations of all layers are in memory at once
 _HELD_OUT = 5  # every fifth chunk is held out for measuring
-_ROWS = 2048  # tokens whose rounding is measured
+ROWS = 2048  # tokens whose rounding is measured
 WHITE_INPUTS = "for white inputs"
 _WHITE = 512  # random inputs in place of a text's tokens
 
@@ -115,7 +115,7 @@ class Calibration:
         held_out: list[Window] = []
         for number, x in enumerate(self._inputs(layer)):
             kept = held_out if self._is_held_out(number) else windows
-            if sum(map(len, kept)) < _ROWS:
+            if sum(map(len, kept)) < ROWS:
                 kept.append(Window(weights, rotation, x))
             if kept is windows:
                 wide = x.astype(np.float64)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from slimrt.cache.config import CacheChoice, LayerCache
 from slimrt.errors import CacheUnsupportedError
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import CROSS_FOLDED, FOLDED, RESIDUAL_MODE
+from slimrt.modes import AGING, CROSS_FOLDED, FOLDED, RESIDUAL_MODE
 from slimrt.plumbing import progress
 from slimrt.plumbing.notes import note
 from slimrt.plumbing.units import format_bytes
@@ -168,9 +168,9 @@ def fold(
     if unfolded or missing:
         modes = [*dict.fromkeys(cache.mode for cache in unfolded), *([f"{mode} of cross-attention"] if missing else [])]
         taking = ""
-        if unfolded:
+        if unfolded and not set(AGING).intersection(modes):  # lowrank takes more, which is not estimated
             size = format_bytes(_beside_the_plan(source, unfolded))
-            taking = f", which takes some {size} beside the plan until the model is loaded"
+            taking = f", which takes up to {size} beside the plan until the model is loaded"
         what = f"folding {source.name} for cache mode {', '.join(modes)}"
         note(f"{what}{taking}; `slimrt convert` does it once and for all")
     derived, said = _self_attention(source, choice, unfolded, calibration, show_progress)
@@ -182,15 +182,17 @@ def fold(
 
 
 def _beside_the_plan(source: ModelSource, unfolded: Mapping[LayerCache, list[int]]) -> int:
-    """About the bytes that folding takes until the model is loaded: the folded tensors, which the engine then copies,
-    and a layer's matrices in float64, 8 of them as measured, or 16 with a residual's and a text's."""
+    """The most bytes that folding takes until the model is loaded: the folded tensors, which the engine then copies,
+    and a layer's matrices in float64, 8 of them as measured, or 16 with a residual's and a text's, as wide as the model
+    or as the tokens whose rounding is measured."""
     from slimrt.folding.attention import Attention
+    from slimrt.folding.calibrate import ROWS
 
     attention, modes = Attention.of(source.model), source.modes()
     folds = [(fold, len(layers)) for cache, layers in unfolded.items() for fold in modes[cache.mode].folds]
     made = sum(4 * fold.rows * fold.cols * n_layers for fold, n_layers in folds)
     matrices = 8 if {cache.mode for cache in unfolded} <= {"k", "v"} else 16
-    return made + matrices * 8 * attention.d * max(attention.d, attention.kv_width)
+    return made + matrices * 8 * attention.d * max(attention.d, attention.kv_width, ROWS)
 
 
 def _self_attention(
