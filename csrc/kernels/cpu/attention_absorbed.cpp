@@ -168,83 +168,99 @@ int64_t extract_outliers(float* p, int64_t n, bool codes, int32_t pair, float fa
 
 namespace {
 
-void gather_q8(const AbsorbedValues& x, int64_t head, Strip& strip) {
-    const int64_t stride = x.dim;
-    // Reading past the last column of a head is safe: its scales follow in memory.
-    each_lane(x, head, strip.column % stride, stride, strip, [&](const char* from, RowCodes* to) {
-        transpose_rows(RowsOf<Int8>{from, static_cast<size_t>(stride)}, to);
+/// The rows of a lane of q8. Reading past the last column of a head is safe: its scales follow in memory.
+struct Q8Rows {
+    int64_t stride;
+    RowsOf<Int8> operator()(const char* from) const { return {from, static_cast<size_t>(stride)}; }
+};
+
+/// The scales of a stored head's rows, 0 where there is no row.
+void read_scales(const AbsorbedValues& x, int64_t head, float (&scales)[kAbsorbedRows]) {
+    memset(scales, 0, sizeof scales);
+    each_block(x, [&](int64_t row, int64_t end) {
+        const char* const all = head_of(x, row / kBlockTokens, head) + kBlockTokens * x.dim;
+        const float* const from = reinterpret_cast<const float*>(all) + row % kBlockTokens;
+        if (end - row == kBlockTokens)  // constant size: inlined
+            memcpy(scales + row, from, kBlockTokens * sizeof(float));
+        else
+            memcpy(scales + row, from, static_cast<size_t>(end - row) * sizeof(float));
     });
-    find_start(strip);
+}
+
+void absorb_q8_by_strips(const AbsorbedValues& x, Weights& weights) {
+    Strip strips[2];
+    const auto gathering = [&](int64_t at) {
+        Strip& to = strips[at % 2];
+        place_strip(x, at, kStripColumns, to);
+        return Gathering<Q8Rows>(x, at < to.strips ? &to : nullptr, to.column % x.dim, {x.dim});
+    };
+    gathering(0).finish();
+    for (int64_t at = 0, n = strips[0].strips; at < n; ++at) {
+        const Strip& strip = strips[at % 2];
+        if (strip.column % x.dim == 0) {
+            alignas(64) float scales[kAbsorbedRows];
+            read_scales(x, strip.head, scales);
+            weights.quantise(scales);
+        }
+        add_strip<absorbed_vectors, false>(x, strip, weights, gathering(at + 1));
+    }
 }
 
 template <class Codes>
 void absorb_q8(const AbsorbedValues& x) {
     Weights weights(x);
-    const bool tiles = by_tiles(x);
-    if (tiles) x.tiles->begin();
-    for (int64_t head = 0, at = 0; head < x.heads; ++head) {
-        alignas(64) float scales[kAbsorbedRows] = {};
-        each_block(x, [&](int64_t row, int64_t end) {
-            const char* const all = head_of(x, row / kBlockTokens, head) + kBlockTokens * x.dim;
-            const float* const from = reinterpret_cast<const float*>(all) + row % kBlockTokens;
-            if (end - row == kBlockTokens)  // constant size: inlined
-                memcpy(scales + row, from, kBlockTokens * sizeof(float));
-            else
-                memcpy(scales + row, from, static_cast<size_t>(end - row) * sizeof(float));
-        });
-        weights.quantise(scales);
-        if constexpr (fits_tiles) {
-            if (tiles) {
+    if constexpr (fits_tiles) {
+        if (by_tiles(x)) {
+            x.tiles->begin();
+            for (int64_t head = 0; head < x.heads; ++head) {
+                alignas(64) float scales[kAbsorbedRows];
+                read_scales(x, head, scales);
+                weights.quantise(scales);
                 add_tiled<Codes>(x, weights, head);
-                continue;
             }
-        }
-        for (int64_t column = 0; column < x.dim; column += kStripColumns) {
-            Strip strip;
-            place_strip(x, at++, kStripColumns, strip);
-            gather_q8(x, head, strip);
-            add_strip<absorbed_vectors, false>(x, strip, weights);
+            return x.tiles->end();
         }
     }
-    if (tiles) x.tiles->end();
+    absorb_q8_by_strips(x, weights);
 }
 
-/// Adds columns [column, column + n), a strip, by products of int16.
+/// By products of int16.
 template <class Pairs>
-void add_rounded(const AbsorbedValues& x, int64_t column, int64_t n, const PairWeights& weights,
-                 float* strip) {
-    PairStrip<Pairs> codes;
-    bool filled = false;
+void absorb_rounded(const AbsorbedValues& x) {
+    PairWeights weights(x);
+    weights.quantise(x);
+    bool done = false;
     with_stored(x.type, [&]<class Stored>(Stored) {
         using Code = typename Stored::Code;
         if constexpr (Stored::is_float && !__is_same(Code, float))
-            if ((filled = StoredStrip<Code>::fits(x, column, n))) codes.fill(x, StoredStrip<Code>(x, column));
+            if ((done = StoredStrip<Code>::fits(x)))
+                absorb_pairs<Pairs>(x, weights, [&](int64_t at) { return StoredStrip<Code>(x, at); });
     });
-    if (!filled) {
+    if (done) return;
+    alignas(64) float strips[2][kAbsorbedRows * kPairColumns] = {};
+    absorb_pairs<Pairs>(x, weights, [&](int64_t column) {
+        const int64_t left = x.heads * x.dim - column, n = left < kPairColumns ? left : kPairColumns;
+        float* const to = strips[column / kPairColumns % 2];
+        read_strip(x, column, n, to);
+        return ReadStrip{to};
+    });
+}
+
+void absorb_exactly(const AbsorbedValues& x) {
+    const int64_t width = x.heads * x.dim;
+    alignas(64) float strip[kAbsorbedRows * kPairColumns];
+    for (int64_t column = 0; column < width; column += kPairColumns) {
+        const int64_t n = width - column < kPairColumns ? width - column : kPairColumns;
         read_strip(x, column, n, strip);
-        codes.fill(x, ReadStrip{strip});
+        add_exactly(x, column, n, strip);
     }
-    add_pair_strip(x, column, weights, codes);
 }
 
 template <class Pairs>
 void absorb_others(const AbsorbedValues& x) {
-    const int64_t width = x.heads * x.dim;
-    const bool exact = x.exact || !Pairs::fast || DType(x.type) == DType::F32;
-    PairWeights weights(x);
-    if (!exact) weights.quantise(x);
-    alignas(64) float strip[kAbsorbedRows * kPairColumns];
-    if (!exact) memset(strip, 0, static_cast<size_t>(x.rows * kPairColumns) * sizeof(float));
-    for (int64_t column = 0; column < width; column += kPairColumns) {
-        const int64_t n = width - column < kPairColumns ? width - column : kPairColumns;
-        if constexpr (Pairs::fast)
-            if (!exact) {
-                add_rounded<Pairs>(x, column, n, weights, strip);
-                continue;
-            }
-        read_strip(x, column, n, strip);
-        add_exactly(x, column, n, strip);
-    }
+    if constexpr (Pairs::fast)
+        if (!x.exact && DType(x.type) != DType::F32) return absorb_rounded<Pairs>(x);
+    absorb_exactly(x);
 }
 
 constexpr int64_t kOutlierColumns = 256;
