@@ -36,6 +36,23 @@ def test_the_report_says_the_trained_context(run, tiny, tmp_path):
         assert code == 0 and report["n_ctx_train"] == 256 and bool(report["smaller_from"]) == ("k" in flags)
 
 
+@pytest.mark.parametrize(
+    "name, options, mode, size, kv",
+    [
+        ("gpt2_erf", {"cache": "kv", "cache_type": "q8"}, "kv", 2 * (48 + 4 * 4), 192),
+        ("gpt2_erf", {"cache": "x"}, "x", 96, 192),
+        ("gpt2_erf", {"cache": "kivi", "cache_type": "f32"}, "kivi", 384, 192),
+        ("gpt2_erf", {"outtype": "f32"}, "kv", 192, 192),
+        ("deepseek2", {"cache": "latent"}, "latent", 2 * (20 + 8), 0),
+    ],
+)
+def test_the_report_has_sizes_where_nothing_is_folded(name, options, mode, size, kv, tmp_path):
+    report = tool.convert(GOLDEN / name, tmp_path / "out.gguf", progress=False, **options)
+    assert [(one.mode, one.bytes_per_token, one.long_bytes, one.kv_bytes) for one in report.layers] == [
+        (mode, size, size, kv)
+    ] * len(report.layers)
+
+
 # ---------------------------------------------------------------- types of the weights
 @pytest.mark.parametrize("outtype", OUT_TYPES)
 def test_outtype(outtype):

@@ -44,7 +44,8 @@ class LayerReport:
         errors: element type -> predicted relative error of V (of K in mode "v"); for exact folds only.
         predicted: relative errors of V and of attention's output. measured: the same, on held-out text.
         bytes_per_token: of the cache; if rows age, of the oldest level. long_bytes: of a long context, the mean over
-            levels. kv_bytes: of kv f16. weights: bytes of folded weights.
+            levels. kv_bytes: of kv f16; 0 with latent attention, which has no kv. All three are 0 in a layer that reads
+            another's rows. weights: bytes of folded weights.
         share_of_v: fraction of V's variance that K predicts; None unless K is narrower than the input.
         front: the Pareto front of caches; () unless K is narrower than the input and the cache was to be chosen.
     """
@@ -73,7 +74,7 @@ class LayerReport:
 
     @property
     def share(self) -> float:
-        """bytes_per_token as a fraction of kv f16; 0 for a layer that reads another layer's rows."""
+        """bytes_per_token as a fraction of kv f16; 0 without kv_bytes."""
         return self.bytes_per_token / self.kv_bytes if self.kv_bytes else 0.0
 
 
