@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 
 import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -102,6 +104,16 @@ class TestWhich:
     def test_a_turn_ends_where_the_vocabulary_has_no_token_for_it(self):
         assert stops(tokenizer(None), "chatml") == [] and stops(tokenizer(None), None) == []
         assert stops(tokenizer(None), "llama3") == ["<|eot_id|>"] and stops(tokenizer(None), "zephyr") == []
+
+    def test_variables_that_it_does_not_read_are_said_once(self):
+        template = "{% macro say() %}{{ enable_thinking }}{% endmacro %}{% for m in messages %}{{ say() }}{% endfor %}"
+        told = "does not read 'enable_thinkin'; it reads 'enable_thinking'$"
+        for given, times in (({"enable_thinkin": True, "tools": [1]}, 1), ({"enable_thinkin": True}, 0),
+                             ({"enable_thinking": 1}, 0)):  # fmt: skip
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                render_chat_text(tokenizer(template), MESSAGES[:1], variables=given)
+            assert [re.search(told, str(one.message)) is not None for one in found] == [True] * times
 
     def test_model_takes_them(self, tiny):
         message = [{"role": "user", "content": [{"type": "text", "text": "abc"}]}]

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TypeVar
 
 from slimrt.cache.config import kinds
@@ -79,8 +80,8 @@ class Service:
         self._tasks = [asyncio.create_task(self._become_ready()), asyncio.create_task(self._keep_watch())]
 
     async def apart(self, work: Callable[[], Result]) -> Result:
-        """Run a function that needs no engine (templates, tokenising) in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        """Run a function that needs no engine (templates, tokenising) in a thread; its notes are shown as ours are."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, copy_context().run, work)
 
     async def calling(self, work: Callable[[], Result], begun: Callable[[], object]) -> Result:
         """Run a call of the library in a thread, at most `parallel` at once; its tasks are batched with the texts.

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from slimrt.errors import ChatError, UnsupportedError
 from slimrt.plumbing.arguments import DEEPEST, is_deeper, unknown
 from slimrt.plumbing.files import read_text
+from slimrt.plumbing.notes import tell
 from slimrt.tokenizer.chat_templates import ENDS, TEMPLATES
 from slimrt.tokenizer.messages import Message, checked_messages, with_named_results
-from slimrt.tokenizer.template import TemplateTimeError, compiled
+from slimrt.tokenizer.template import CompiledTemplate, TemplateTimeError, compiled
 
 if TYPE_CHECKING:
     from slimrt.tokenizer.tokenizer import Tokenizer
@@ -31,6 +32,8 @@ _LEFT_OUT = {  # by role, what is said of a message that a template does not wri
 }
 
 _PRIVATE_USE = range(0xE000, 0xF900)  # characters that no vocabulary has, and that are not white space
+
+_MOST_UNREAD = 100  # names of variables that a template does not read, until no more is said: clients choose them
 
 # Where a template searches its input for a text, as in content.split('</think>') or '</think>' in content.
 _SEARCHES = re.compile(
@@ -138,9 +141,11 @@ def _render(
 ) -> tuple[_Marks, str]:
     """The rendered text, in which marks stand for the names of control tokens in messages and variables."""
     tokens = {f"{name}_token": tokenizer.vocabulary.tokens[id] for name, id in tokenizer.vocabulary.special_ids.items()}
-    _check_variables(variables, {"messages", "add_generation_prompt", *tokens})
+    own = {"messages", "add_generation_prompt", *tokens}
+    _check_variables(variables, own)
     template = find_template(tokenizer, chat_template, tools=bool(variables.get("tools")))
     writer = compiled(template)
+    _tell_of_unread(variables, writer, own)
     made = with_named_results(checked_messages(messages, template, answer=add_generation_prompt), template)
     marks = _Marks(tokenizer.spelled_out)
     sought = frozenset(control for control in marks.controls if control in _searched_for(template))
@@ -268,6 +273,16 @@ def _reads_parts(template: str) -> bool:
 def _searched_for(template: str) -> str:
     """The texts that a template searches messages for, such as the end of thoughts, which it removes; by newlines."""
     return "\n".join(found[2] or found[4] for found in _SEARCHES.finditer(template))
+
+
+def _tell_of_unread(variables: Mapping[str, Any], writer: CompiledTemplate, own: Iterable[str]) -> None:
+    """Say once which variables the template does not read: the name may be misspelt, or another model's."""
+    unread = variables.keys() - writer.reads - writer.unread - {"tools"}  # of tools the caller knows what became
+    if not unread or len(writer.unread) > _MOST_UNREAD:
+        return
+    writer.unread |= unread
+    named, known = (", ".join(map(repr, sorted(names))) for names in (unread, writer.reads.difference(own)))
+    tell(f"chat_template_kwargs: the chat template does not read {named[:500]}; it reads {known or 'no others'}")
 
 
 def _check_variables(variables: Mapping[str, Any], taken: Iterable[str]) -> None:

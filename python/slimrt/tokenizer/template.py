@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -29,13 +30,20 @@ class TemplateTimeError(ChatError):
 
 
 class CompiledTemplate:
-    """A chat template. ChatError: it is not valid jinja2."""
+    """A chat template. ChatError: it is not valid jinja2.
+
+    Attributes:
+        reads: names of the variables that it looks up, if only in some conversations.
+        unread: those that were given and are not among them, which was said.
+    """
 
     def __init__(self, template: str):
         self._clock = threading.local()  # several threads may render at once
         environment = _Environment(self._tick)
         try:
             tree = environment.parse(template)
+            self.unread: set[str] = set()
+            self.reads = find_undeclared_variables(tree) - environment.globals.keys()
             _bound(tree)
             self._template = environment.from_string(tree)
         except jinja2.TemplateError as error:
