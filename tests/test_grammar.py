@@ -215,7 +215,7 @@ def test_texts_of_other_grammars_match(tokenizer, rows, constraint, full):
         ({"grammar": "root ::= b"}, "not GBNF: there is no rule 'b'"),
         ({"grammar": 'a ::= "b"'}, "not GBNF: there is no rule 'root'"),
         ({"grammar": r'root ::= "a\q"'}, r"not GBNF: there is no escape .q"),
-        ({"grammar": 'root ::= "a"{0}'}, ".0. repeats nothing"),
+        ({"grammar": 'root ::= ({0} "a")'}, "not GBNF: .0. has nothing to repeat"),
         ({"grammar": r'root ::= "a\x00"'}, r"a literal cannot have .x00: write \[.x00\]"),
         ({"grammar": r"root ::= [a\ud800]"}, "no character has the code .ud800"),
         ({"grammar": "start: /" + "a" * MAX_TEXT + "/"}, f"at most {MAX_TEXT}"),
@@ -475,6 +475,12 @@ def test_gbnf_and_lark_are_told_apart():
             ["a", "b", "-b"],
             ["-a", "-"],
         ),
+        (
+            'root ::= "a" (("b" | "c") d){0} "e"* d{0,0} | "f" [g]+{0}\nd ::= "h"',
+            ["a", "aee", "f"],
+            ["", "ab", "fg", "ah"],
+        ),
+        ('root ::= "a"{2,} "b"{00,1} "c"{2}', ["aacc", "aaabcc"], ["acc", "aabc", "aabbcc"]),
         ("root ::= [+--] [-^a-] [&&~~]", [",^~", "--&", "+a&"], ["/a&", "-b&"]),
         ('root ::= "(" root ")" | ("x"* "y")?', ["", "((xxy))", "()"], ["(x)", "(()"]),
         (r'root ::= "\[/\]" [\[/"\]]', ["[/][", "[/]/", '[/]"', "[/]]"], ["[/]\\"]),
@@ -496,8 +502,19 @@ def test_gbnf_takes_all_that_llama_cpp_does(tokenizer, grammar, taken, refused):
     assert [text for text in taken + refused if takes(text)] == taken
 
 
-@pytest.mark.parametrize("text", ["root ::= (", 'root ::= ("a"\na ::= "b")', 'root ::= "a")', "root ::= (\n"])
-def test_brackets_of_gbnf_that_do_not_match(text):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "root ::= (",
+        'root ::= "a"{,3}',
+        "root ::= {0}",
+        'root ::= "a" | {0}',
+        'root ::= ("a"\na ::= "b")',
+        'root ::= "a")',
+        "root ::= (\n",
+    ],
+)
+def test_brackets_of_gbnf_that_do_not_match_or_apply(text):
     with pytest.raises(slimrt.GrammarError, match="not GBNF"):
         lark_of(text)
 

@@ -51,7 +51,8 @@ def _rules(text: str) -> dict[str, list[str | tuple[str, str]]]:
     """Rule -> its parts in Lark's syntax; a reference to a rule is ("rule", its name)."""
     rules: dict[str, list[str | tuple[str, str]]] = {}
     parts: list[str | tuple[str, str]] = []
-    at = depth = 0
+    opened: list[int] = []  # where groups begin that are not closed
+    at = depth = item = 0  # item: where the last one begins that may be repeated
     while at < len(text):
         found = _TOKEN.match(text, at)
         if found is not None:
@@ -66,9 +67,20 @@ def _rules(text: str) -> dict[str, list[str | tuple[str, str]]]:
         if found["rule"] is not None or found["mark"] in ("|", ")"):
             _end_alternative(parts)
         if found["rule"] is not None:
-            parts = rules[found["rule"]] = []
-        else:
-            parts.append(("rule", found["name"]) if found["name"] is not None else _part(found))
+            parts, item = [], 0
+            rules[found["rule"]] = parts
+            continue
+        part = ("rule", found["name"]) if found["name"] is not None else _part(found)
+        if part == "{0,0}":  # nothing, which Lark has no repetition for
+            if parts[item:] in ([], ["("], ["|"]):
+                raise GrammarError(f"not GBNF: {found[0]} has nothing to repeat")
+            parts[item:] = ['""']
+            continue
+        if part == "(":
+            opened.append(len(parts))
+        if part[0] not in "*+?{":
+            item = opened.pop() if part == ")" else len(parts)
+        parts.append(part)
     _end_alternative(parts)
     return rules
 
@@ -86,10 +98,8 @@ def _part(found: re.Match[str]) -> str:
     if found["set"] is not None:
         return f"/[{found['inverse']}{_ranges(found['set'])}]/"
     if found["least"] is not None:
-        least, most = found["least"], found["least"] if found["upto"] is None else found["most"] or ""
-        if most and not int(most):
-            raise GrammarError(f"{found[0]} repeats nothing: leave out what it stands behind")
-        return f"{{{least},{most}}}"
+        least, most = int(found["least"]), found["least"] if found["upto"] is None else found["most"]
+        return f"{{{least},{int(most) if most else ''}}}"
     return "/(?s:.)/" if found["mark"] == "." else found["mark"]
 
 
