@@ -68,6 +68,16 @@ def test_stream_left_early(model):
     assert list(stream) == []
 
 
+@pytest.mark.parametrize(("text", "shown"), [(b"xab!", "xab"), ("x€".encode(), "x\ufffd")])
+def test_a_stream_left_early_has_what_was_held_back(model, text, shown):
+    """What might begin a stop string, and a character that is not complete."""
+    with model.stream(PROMPT, stop="ab!", logits_processor=forcing(text)) as stream:
+        assert next(stream) == "x"
+        stream._loop.wait([stream._ticket], lambda: len(stream.result.tokens) == 3)
+        assert stream.result.text == "x"
+    assert stream.result.text == shown
+
+
 def test_seeds(tiny, model):
     same = [model.generate(PROMPT, max_tokens=20, seed=1).tokens for _ in range(2)]
     assert same[0] == same[1] != model.generate(PROMPT, max_tokens=20, seed=2).tokens

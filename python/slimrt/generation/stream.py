@@ -18,7 +18,8 @@ class Stream(Closing, Iterator[str]):
     """Iterator over the pieces of a text as they are generated.
 
     `result` is the Generation so far, complete after the last piece. Close the stream (or use it as a context manager)
-    to stop early and free its part of the cache.
+    to stop early and free its part of the cache; then `result` has the text of all tokens, also what was held back
+    because a stop string or a character might have begun there.
     """
 
     def __init__(self, runtime: Runtime, run: Run):
@@ -53,6 +54,8 @@ class Stream(Closing, Iterator[str]):
     def close(self) -> None:
         self._ended = True
         self._loop.end([self._ticket])
+        if self._run.finish_reason is None:
+            self._run.end_unfinished()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
