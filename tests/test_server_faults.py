@@ -64,6 +64,17 @@ def busy(server: Served) -> Iterator[Served]:
     server.wait_until("places_taken", 0)
 
 
+def test_too_few_threads_are_said_before_it_serves(tmp_path: Path) -> None:
+    """With three of its seven; a system's limit of processes does not bind root."""
+    before = "import threading; left, start = [None] * 3, threading.Thread.start\n"
+    before += 'def fail(): raise RuntimeError("can\'t start new thread")\n'
+    before += "threading.Thread.start = lambda one: (left.pop(), start(one)) if left else fail()"
+    with served(tmp_path, "--parallel", "3", before=before, ready=False) as server:
+        assert server.process.wait(60) == 1
+    said = server.log.read_text()
+    assert said.startswith("slimrt: error: can't start new thread, and the server needs 7") and said.count("\n") == 1
+
+
 class TestLeaving:
     def test_the_place_of_a_stream_is_free_at_once(self, server: Served) -> None:
         gone = server.metric('cancelled_total{reason="gone"}')

@@ -30,14 +30,18 @@ class Masks:
         self._thread: ThreadPoolExecutor | None = None
         watch(self)
 
+    def thread(self) -> ThreadPoolExecutor:
+        """Their thread, which starts when it first has work."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "slimrt-masks")
+        return self._thread
+
     def begin(self, matcher: Matcher) -> Future[Mask] | None:
         """Begin to compute the mask of the next token; the matcher must not be used until it is ready. None: any token
         is allowed."""
         if matcher.is_free:
             return None
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "slimrt-masks")
-        return self._thread.submit(self._make, matcher)
+        return self.thread().submit(self._make, matcher)
 
     def wait(self, mask: Future[Mask] | Mask | None) -> Mask | None:
         """The mask, once it is ready. Raises NothingMayCome, GrammarError."""

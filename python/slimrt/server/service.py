@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -75,9 +76,27 @@ class Service:
         return self._model
 
     async def start(self) -> None:
-        """Start to load the model; returns at once."""
-        self._thread = EngineThread(lambda error: self._on_failure("the thread that computes", error))
+        """Start all threads, and to load the model; returns at once."""
+        try:
+            self._start_threads()
+        except RuntimeError as error:
+            self._on_failure("loading the model", ValueError(
+                f"{error}, and the server needs {self.limits.parallel + 4} beside those that compute: allow more "
+                "(ulimit -u, a container's limit of pids), or fewer texts at once (--parallel)"
+            ))  # fmt: skip
+            return
         self._tasks = [asyncio.create_task(self._become_ready()), asyncio.create_task(self._keep_watch())]
+
+    def _start_threads(self) -> None:
+        """Start them now: where few are allowed, it is not a request that fails. RuntimeError: one cannot start."""
+        begun = threading.Event()
+        try:
+            for executor, n in ((self._executor, 2), (self._callers, self.limits.parallel), (MASKS.thread(), 1)):
+                for _ in range(n):
+                    executor.submit(begun.wait)
+            self._thread = EngineThread(lambda error: self._on_failure("the thread that computes", error))
+        finally:
+            begun.set()
 
     async def apart(self, work: Callable[[], Result]) -> Result:
         """Run a function that needs no engine (templates, tokenising) in a thread; its notes are shown as ours are."""
