@@ -125,6 +125,18 @@ def test_sentencepiece_s_own_file(tmp_path):
     assert [made.special_tokens[f"<extra_id_{i}>"] for i in range(4)] == [1003, 1002, 1001, 1000]
 
 
+@pytest.mark.parametrize("rows, named", [(1152, True), (1100, False), (1280, False)])
+def test_sentinels_that_llama_cpp_s_converter_leaves_out(rows, named, tmp_path):
+    directory = sentencepiece_directory(tmp_path, extra_ids=0)
+    fields, _ = vocabulary_fields(directory, "t5", rows)
+    assert fields["tokenizer.ggml.tokens"].value[1000:] == [f"[PAD{id}]" for id in range(1000, rows)]
+    made = opened(fields)
+    assert ("<extra_id_0>" in made.special_tokens) is named
+    if named:
+        hello, world = (made.encode(text, add_special_tokens=False) for text in ("Hello", " world"))
+        assert made.encode("Hello<extra_id_0> world<extra_id_99>") == [*hello, 1099, *world, 1000, 2]
+
+
 def test_names_of_tokens_behind_the_pieces(tmp_path):
     """T5's hundred sentinels by default; others are named one by one."""
     directory = sentencepiece_directory(tmp_path)

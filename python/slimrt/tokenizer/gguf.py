@@ -24,6 +24,7 @@ ADDED, ADDED_FLAGS = "tokenizer.slimrt.added", "tokenizer.slimrt.added_flags"
 """Fields of slimrt's own: ids of the tokens that the original tokenizer.json finds in a text before its model splits
 it, and how it finds each: bits, by their places in FLAGS. GGUF itself cannot say that."""
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
+_SENTINELS = 100
 _MODELS = ("llama", "gpt2", "t5", "gemma4", embedded.MODEL)
 
 
@@ -79,6 +80,8 @@ def build(fields: Mapping[str, Any]) -> Vocabulary:
         return embedded.build(fields)
     tokens = ggml.strings("tokens")
     types = _types(ggml, tokens, spelled=ADDED in fields)
+    if model == "t5":
+        tokens, types = _with_sentinels(tokens, types)
     special_ids = _special_ids(ggml, tokens, types, sentencepiece=model != "gpt2")
     space_prefix = model != "gpt2" and ggml.flag("add_space_prefix", model != "gemma4")
 
@@ -138,6 +141,19 @@ def _types(ggml: Fields, tokens: list[str], spelled: bool) -> list[int]:
         return types
     plain = (Type.NORMAL, Type.UNUSED)
     return [Type.CONTROL if t in plain and text in END_OF_TURN else t for t, text in zip(types, tokens, strict=True)]
+
+
+def _with_sentinels(tokens: list[str], types: list[int]) -> tuple[list[str], list[int]]:
+    """Tokens and types with T5's hundred sentinels, which llama.cpp's converter does not know: behind the pieces it
+    writes [PADn] for all rows of the embedding, the next multiple of 128 above pieces and sentinels."""
+    begin, n = len(tokens), len(tokens)
+    while begin and types[begin - 1] == Type.UNUSED and tokens[begin - 1] == f"[PAD{begin - 1}]":
+        begin -= 1
+    if n != -(-(begin + _SENTINELS) // 128) * 128 or any("<extra_id_" in text for text in tokens):
+        return tokens, types
+    named = [f"<extra_id_{i}>" for i in reversed(range(_SENTINELS))]
+    end = begin + _SENTINELS
+    return tokens[:begin] + named + tokens[end:], types[:begin] + [Type.CONTROL] * _SENTINELS + types[end:]
 
 
 def _special_ids(ggml: Fields, tokens: list[str], types: list[int], sentencepiece: bool) -> dict[str, int]:
