@@ -7,6 +7,7 @@ import asyncio
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import slimrt
@@ -36,6 +37,25 @@ def test_others_may_use_the_model_between_the_pieces_of_a_stream(tiny):
             text += piece
             assert alone.startswith(model.generate(PROMPT, max_tokens=2, **GREEDY).text.rstrip("\ufffd"))
         assert text == alone
+
+
+def test_logits_wait_for_rows_that_others_hold_for_a_while(tiny):
+    """Room for one of these texts at a time: they came as ContextOverflowError."""
+    ids = [BOS, *range(10, 90)]
+    with slimrt.Model(tiny, n_ctx=128, n_seqs=2, cache_tokens=160) as model:
+        expected, found = model.logits(ids), []
+
+        def ask():
+            for _ in range(10):
+                found.append(model.logits(ids))
+                model.generate(ids, max_tokens=20, ignore_eos=True)
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 30 and all(np.abs(one - expected).max() < 1e-2 for one in found)
 
 
 def test_a_session_notes_its_tokens_before_other_threads_may_use_it(tiny):

@@ -239,8 +239,8 @@ class Model(OpenAIMethods, Closing):
         Raises:
             ContextOverflowError: more than n_ctx ids. ValueError: no ids, or one outside the vocabulary.
         """
-        with self._runtime.lock, self.session() as session:
-            return session.append(ids)
+        continues_texts(self._runtime.source)
+        return _score.logits(self._runtime, as_ids(ids, self._runtime.n_vocab))
 
     @named
     def score(self, text: Prompt) -> Score:

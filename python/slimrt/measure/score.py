@@ -1,4 +1,4 @@
-"""Log-probabilities and perplexity of a text."""
+"""Logits, log-probabilities and perplexity of a text."""
 
 from __future__ import annotations
 
@@ -13,6 +13,25 @@ from slimrt.plumbing.numbers import log_softmax_at
 from slimrt.results import Score
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session import Session, check_length
+
+
+def logits(runtime: Runtime, ids: list[int]) -> NDArray[np.float32]:
+    """Logits after each token; see Model.logits."""
+    if not ids:
+        raise ValueError("logits need at least one token")
+    check_length(len(ids), runtime, "the text")
+    return loop_of(runtime).run([(1, _logits(runtime, ids))])[0]
+
+
+def _logits(runtime: Runtime, ids: list[int]) -> Task[NDArray[np.float32]]:
+    """The same as a task: in one step, or beside others in pieces."""
+    parts, at = list[NDArray[np.float32]](), 0
+    with Session.new(runtime) as session:
+        session.replaceable = True
+        while at < len(ids):
+            parts.append((yield Read(session, ids[at:], most=len(ids))))
+            at += len(parts[-1])
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def score(runtime: Runtime, ids: list[int]) -> Score:
