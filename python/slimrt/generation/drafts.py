@@ -21,6 +21,7 @@ from slimrt.generation.search import Append, Guess, Logits, Logprobs, Task
 from slimrt.modes import AGING
 
 _ROOM = 64  # with fewer tokens of context left nothing is drafted
+_LEARNED = 8192  # tokens of a prompt whose n-grams a step notes: ten milliseconds for which others' texts wait
 
 
 class DraftedRun(Run):
@@ -72,7 +73,9 @@ class DraftedRun(Run):
         """Drafts from the text itself: as many as pay if every text of the step drafts as many."""
         if (lookup := self._lookup) is None:  # of texts under way alone: tables are large
             lookup = self._lookup = Lookup()
-            lookup.extend(self.prompt)
+        lookup.extend(self.prompt[len(lookup) : len(lookup) + _LEARNED])
+        if len(lookup) < len(self.prompt):
+            return []
         lookup.learn(self.tokens[self._n_learned :])
         self._n_learned = len(self.tokens)
         guesses = lookup.guess(most)

@@ -26,6 +26,9 @@ class Lookup:
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
 
+    def __len__(self) -> int:
+        return len(self._tokens)
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text."""
         for token in tokens:
