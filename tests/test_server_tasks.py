@@ -115,6 +115,22 @@ def test_sounds_wait_their_turn_only_so_long(tmp_path):
         assert server.log.read_text().count("a sound is read") == 2
 
 
+def test_a_stream_of_a_sound_pings_in_a_queue_longer_than_proxies_wait(tmp_path):
+    before = (
+        "import slimrt.generation.loop as l, slimrt.server.limits as m, slimrt.server.sounds as s, time\n"
+        "s.PING_EVERY = m.Limits.silence = 0.2\n"
+        "step = l.Loop._compute; l.Loop._compute = lambda *a: (time.sleep(0.4), step(*a))"
+    )
+    limits = ("--parallel", "1", "--queue-timeout", "0.8")
+    with served(tmp_path, *limits, model=MODELS / "tale-whisper.gguf", before=before) as server:
+        first = threading.Thread(target=lambda: form(server, {}, SOUND.read_bytes()))
+        first.start()
+        server.wait_until("texts_running", 1)
+        told = form(server, {"stream": "true"}, SOUND.read_bytes())
+        assert told.status == 200 and told.body.count(b": ping") >= 2 and b"queue_timeout" in told.body
+        first.join()
+
+
 def test_a_server_that_ends_waits_for_sounds_only_so_long(tmp_path):
     before = (
         "import functools, slimrt.generation.loop as l, slimrt.server.limits as m, time\n"

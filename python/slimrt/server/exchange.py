@@ -14,7 +14,6 @@ from slimrt.server.guard import KEY, send_refusal
 from slimrt.server.limits import Limits
 
 ABORT = "slimrt.abort"  # key in scope["extensions"]: a function that closes the connection at once
-PING_EVERY = 15.0  # seconds of silence after which a ping keeps a stream's connection alive
 
 
 class ClientGone(Exception):

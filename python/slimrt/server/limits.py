@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from slimrt.cache.server_sizes import MAX_BODY, MAX_SOUND, places
 from slimrt.server.errors import Refusal, wrong
 
+PING_EVERY = 15.0  # seconds of silence after which a ping keeps a stream's connection alive
+_PROXY = 60.0  # seconds of silence after which proxies usually close a connection
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -40,6 +43,12 @@ class Limits:
     max_tools: int = 128
     max_stops: int = 32
     max_biases: int = 4096
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which a stream in the queue says nothing, so that its end there has a status of its own; but none
+        is silent for so long that proxies close the connection."""
+        return _PROXY - PING_EVERY if self.queue_timeout > _PROXY else math.inf
 
     def body_of(self, path: str) -> int:
         """The most bytes of a body for this route."""

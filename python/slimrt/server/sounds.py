@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,8 @@ from slimrt.model import Model
 from slimrt.openai.responses import Json
 from slimrt.runtime.kinds import require
 from slimrt.server.errors import Refusal, refusal_of, wrong
-from slimrt.server.exchange import PING_EVERY, ClientGone, Exchange
+from slimrt.server.exchange import ClientGone, Exchange
+from slimrt.server.limits import PING_EVERY
 from slimrt.server.protocol import read_object, take_fields
 from slimrt.server.service import Service
 from slimrt.speech.audio import TooLong, read_sound
@@ -119,14 +121,16 @@ class Sounds:
         def tell(segment: Segment) -> None:
             events.call_soon_threadsafe(queue.put_nowait, segment)
 
+        silence = time.monotonic() + self._service.limits.silence
+
         async def heard() -> Segment | None:
-            """The next segment; meanwhile pings, but none before it is the sound's turn."""
+            """The next segment; meanwhile pings, but in the queue none before proxies would give up."""
             while True:
                 try:
                     async with asyncio.timeout(PING_EVERY):
                         return await queue.get()
                 except TimeoutError:
-                    if begun.is_set():
+                    if begun.is_set() or time.monotonic() >= silence:
                         await exchange.ping()
 
         work = asyncio.create_task(self._run_call(exchange, partial(_transcribe, model, request, tell), "file", begun))

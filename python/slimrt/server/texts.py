@@ -18,13 +18,12 @@ from slimrt.results import Generation, TokenLogprob
 from slimrt.runtime.kinds import require
 from slimrt.server.engine_thread import EngineThread, Making, News
 from slimrt.server.errors import refusal_of, timed_out
-from slimrt.server.exchange import PING_EVERY, ClientGone, Exchange
-from slimrt.server.limits import Limits, Place, Places
+from slimrt.server.exchange import ClientGone, Exchange
+from slimrt.server.limits import PING_EVERY, Limits, Place, Places
 from slimrt.server.metrics import Metrics
 from slimrt.server.protocol import CompletionRequest, TextRequest
 from slimrt.server.text import Choice, Plan, counts, counts_so_far, measured
 
-_PROXY = 60.0  # seconds of silence after which proxies usually close a connection
 _GUESS = 256  # assumed length of a text without max_tokens, to estimate when the work is done
 
 
@@ -150,9 +149,8 @@ class Texts:
     async def _wait_for_start(self) -> None:
         """Wait until the model begins. A timeout is reported by status 503; but a stream that may wait longer than
         proxies do begins before these give up, and the timeout is then an event."""
-        end, ping = self._called + self._limits.queue_timeout, self._called + _PROXY - PING_EVERY
-        if not self._request.stream or self._limits.queue_timeout <= _PROXY:
-            ping = end
+        end = self._called + self._limits.queue_timeout
+        ping = self._called + self._limits.silence if self._request.stream else end
         while not self._started and self._error is None:
             if await self._exchange.wait(min(end, ping) - time.perf_counter()) or self._started:
                 continue
