@@ -110,6 +110,23 @@ def test_attention_factor_as_llama_cpp_s_converter_writes_it(convert, tmp_path):
     assert np.array_equal(logits(path), logits(convert(GOLDEN / "llama_yarn")))
 
 
+def test_the_factor_of_phi_3_5_moe(convert, tmp_path):
+    """Its configuration says one; llama.cpp's converter writes what follows from the lengths, as for Phi-3."""
+    model, key = read_gguf(convert(GOLDEN / "phimoe")), "phimoe.rope.scaling.attn_factor"
+    from_lengths = np.sqrt(1 + np.log(128 / 48) / np.log(48))
+    own, *others = (
+        rewritten(tmp_path / f"{i}.gguf", one)
+        for i, one in enumerate((
+            model.with_metadata({key: float32(1.243163121)}),
+            model.with_metadata({key: float32(from_lengths)}),
+            without(model, key),
+        ))
+    )  # fmt: skip
+    assert [_magnitude(path) for path in (own, *others)] == pytest.approx([1.243163121] * 3)
+    assert all(np.array_equal(logits(path), logits(own)) for path in others)
+    assert _magnitude(convert(GOLDEN / "phimoe")) == pytest.approx(1.24)  # another that is said
+
+
 def _magnitude(path) -> float:
     model = read_gguf(path)
     return Rotation.of(model, Attention.of(model), 0).magnitude

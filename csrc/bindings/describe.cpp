@@ -60,6 +60,7 @@ nb::dict architecture_dict(const Architecture& a) {
     d["sliding_window"] = a.sliding_window;
     d["usual_window"] = a.usual_window;
     d["usual_score_cap"] = a.usual_score_cap;
+    d["own_longrope"] = a.own_longrope;
     d["full_period"] = a.layers.full_period;
     d["window_rope"] = name_of(a.layers.window_rope);
     d["window_base"] = a.layers.window_base;

@@ -85,6 +85,7 @@ struct Architecture {
     bool sliding_window = false;                   // supports attention.sliding_window
     int64_t usual_window = 0;                      // of files that lack the keys
     float usual_score_cap = 0, usual_logit_cap = 0;
+    float own_longrope = 0;  // attn_factor of the published model, where a file has Phi-3's or none
     LayerPattern layers;
     bool latent = false;  // latent attention (MLA), see latent.cpp
     /// Reads what only this family's files have into config, or refuses the file.

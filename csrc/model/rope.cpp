@@ -45,13 +45,15 @@ std::vector<float> pair_factors(const RopeConfig& r, const GgufFile& file, int64
 }
 
 /// The factor of cos and sin: attn_factor, in YaRN times 1 + 0.1 ln(factor) as in llama.cpp. longrope without
-/// attn_factor: sqrt(1 + ln s / ln n_ctx_orig), s = n_ctx_train / n_ctx_orig (Phi-3).
-double magnitude(const RopeConfig& r, int64_t n_ctx_train) {
+/// attn_factor: sqrt(1 + ln s / ln n_ctx_orig), s = n_ctx_train / n_ctx_orig (Phi-3), or the family's own.
+double magnitude(const RopeConfig& r, int64_t n_ctx_train, double own_longrope) {
     const double said = r.attn_factor ? r.attn_factor : 1;
     if (r.scaling == RopeScaling::yarn) return said * (1 + 0.1 * std::log(std::max(r.factor, 1.0)));
-    if (r.scaling != RopeScaling::longrope || r.attn_factor) return said;
+    if (r.scaling != RopeScaling::longrope) return said;
     const double stretch = double(n_ctx_train) / r.n_ctx_orig;
-    return stretch > 1 ? std::sqrt(1 + std::log(stretch) / std::log(double(r.n_ctx_orig))) : 1;
+    const double usual = stretch > 1 ? std::sqrt(1 + std::log(stretch) / std::log(double(r.n_ctx_orig))) : 1;
+    if (r.attn_factor && (!own_longrope || std::abs(said - usual) > 1e-4)) return said;
+    return own_longrope ? own_longrope : usual;
 }
 
 }  // namespace
@@ -60,7 +62,7 @@ RopeFrequencies rope_frequencies(const ModelConfig& c, const RopeConfig& r, cons
                                  int64_t n_ctx) {
     const std::vector<float> factors = pair_factors(r, file, n_ctx);
     RopeFrequencies out;
-    out.magnitude = magnitude(r, c.n_ctx_train);
+    out.magnitude = magnitude(r, c.n_ctx_train, c.architecture->own_longrope);
     for (int i = 0; i < r.n_rot / 2; ++i) {
         double f = r.scaling == RopeScaling::yarn ? yarn_frequency(r, c.architecture->whole_ramp, i)
                                                   : frequency(r, i);

@@ -62,6 +62,7 @@ class Architecture:
         v_norm: each head of V is normed too, without a weight. scaled_scores: by 1 / sqrt(head_dim).
         qkv_bias: "never", "optional" or "required". latent: K and V are computed from a latent (MLA).
         sliding_window: layers may have a sliding window. usual_window, usual_score_cap: of files that say none.
+        own_longrope: factor of longrope in the published model, where a file has Phi-3's or none; 0: Phi-3's.
         full_period: where neither file nor config says which do, every full_period-th layer has full attention; 0:
             none has.
         window_rope: RoPE of layers with a window: the "same" as the others', their "own", unscaled with base
@@ -82,6 +83,7 @@ class Architecture:
     sliding_window: bool
     usual_window: int
     usual_score_cap: float
+    own_longrope: float
     full_period: int
     window_rope: str
     window_base: float

@@ -13,6 +13,7 @@ const Architecture phimoe = {
     .ffn = &expert_ffn,
     .router = {.near = 0.02f},  // twice the jitter of the published model
     .sliding_window = true,
+    .own_longrope = 1.243163121f,  // short_mscale and long_mscale, which llama.cpp does not write
 };
 
 }  // namespace slimrt

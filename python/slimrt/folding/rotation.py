@@ -8,6 +8,7 @@ from math import ceil, floor, log, pi, sqrt
 
 import numpy as np
 
+from slimrt import core
 from slimrt.folding.attention import Attention
 from slimrt.modelfile.gguf import ModelData
 
@@ -43,7 +44,10 @@ class Rotation:
         elif kind == "longrope" or (not kind and "rope_factors_long.weight" in model.tensors):
             divisors = model.tensor(f"rope_factors_{'long' if n_ctx > original else 'short'}.weight")
             stretch = trained / original
-            magnitude = magnitude or (sqrt(1 + log(stretch) / log(original)) if stretch > 1 else 1.0)
+            usual = sqrt(1 + log(stretch) / log(original)) if stretch > 1 else 1.0
+            own = core.architectures()[model.arch].own_longrope
+            if not magnitude or (own and abs(magnitude - usual) <= 1e-4):  # as in csrc/model/rope.cpp
+                magnitude = own or usual
         else:
             frequencies /= factor if kind != "none" else 1.0
             magnitude = magnitude or 1.0
