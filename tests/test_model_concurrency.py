@@ -56,6 +56,10 @@ def test_logits_wait_for_rows_that_others_hold_for_a_while(tiny):
         for thread in threads:
             thread.join()
         assert len(found) == 30 and all(np.abs(one - expected).max() < 1e-2 for one in found)
+        with model.session() as one, model.session() as other:  # these are held until they are closed
+            one.append(ids)
+            with pytest.raises(slimrt.ContextOverflowError, match="close the sessions that hold the others"):
+                other.append(ids)
 
 
 def test_a_session_notes_its_tokens_before_other_threads_may_use_it(tiny):

@@ -273,7 +273,8 @@ void KvCache::require_free(const Group& group, int c, int64_t blocks) const {
                         : group.window ? "n_seqs"
                                        : "n_seqs or n_ctx";
     fail(ErrorCode::context_overflow, "the cache has ", pool.n_free(), " free blocks of ", kBlockTokens,
-         " tokens", whose, " and ", blocks, " are needed. Raise ", raise, ", or free sequences");
+         " tokens", whose, " and ", blocks, " are needed. Raise ", raise,
+         ", or end the texts and close the sessions that hold the others");
 }
 
 bool KvCache::has_room(Growth growth) const {
