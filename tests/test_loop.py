@@ -14,13 +14,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import slimrt
 from conftest import PROMPT
+from slimrt.generation import queue
 from slimrt.generation.answers import Answer, Root
 from slimrt.generation.generate import Run
 from slimrt.generation.loop import loop_of, prefixes_of
 from slimrt.generation.options import Options
 from slimrt.generation.pace import LEAST, Pace
 from slimrt.generation.search import Append
-from slimrt.generation.tickets import Cancelled
+from slimrt.generation.tickets import Call, Cancelled, Meter, Ticket
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
@@ -30,6 +31,22 @@ MODELS = Path(__file__).parents[1] / "models"
 GREEDY = {"temperature": 0.0}
 STORY = "Anna was a baker in a green valley. She worked in the bakery with her friend Fred. One day"
 PROMPTS = [STORY, STORY + " a sailor", STORY[:40], "The sailor went to the sea", "Fred was a farmer", STORY * 2]
+
+
+def test_the_next_of_many_is_found_at_once(monkeypatch):
+    """A forecast of 8000 series spent 26 s on choosing which begins next; oldest first, and owners in turn."""
+    asked = []
+    monkeypatch.setattr(queue, "attended", lambda one, only: asked.append(one) or one.awaited > 0)
+    waiting, call, running = queue.Queue(), Call(), []
+    for i in range(1000):
+        one = Ticket(iter(()), 1, call if i < 900 else Call(), i, Meter())
+        one.key, one.awaited = "b" if i >= 900 else "a", i != 901
+        waiting.add(one)
+    while len(running) < 4:
+        running.append(waiting.next(running, None, 4))
+        waiting.discard(running[-1])
+    assert [one.order for one in running] == [0, 900, 902, 1] and waiting.next(running, None, 4) is None
+    assert len(waiting) == len(list(waiting)) == 996 and len(asked) < 600
 
 
 def load(**options) -> slimrt.Model:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -22,6 +21,7 @@ from slimrt.generation.masks import MASKS, Mask
 from slimrt.generation.pace import Pace
 from slimrt.generation.parts import Part, told_to_all
 from slimrt.generation.prefix import PrefixTree
+from slimrt.generation.queue import Queue, attended
 from slimrt.generation.room import Room, is_shared
 from slimrt.generation.search import Decode, Encode, Guess, Result, Task
 from slimrt.generation.sequences import Sequences, is_closed
@@ -49,7 +49,7 @@ class Loop:
         self.pace = pace or Pace()
         self.room = Room(engine)
         self._engine, self._width, self._finds = engine, width, finds
-        self._waiting: list[Ticket[Any]] = []
+        self._waiting = Queue()
         self._running: list[Ticket[Any]] = []
         self._order = 0
         self._changed = threading.Condition()
@@ -95,7 +95,7 @@ class Loop:
             ticket = Ticket(task, needs, call or Call(), self._order, meter or Meter())
             ticket.on_step, ticket.key, ticket.eager = on_step, key, eager
             self._order += 1
-            self._waiting.append(ticket)
+            self._waiting.add(ticket)
             self._changed.notify_all()
         return ticket
 
@@ -204,7 +204,7 @@ class Loop:
             self._end_cancelled()
             self._admit(only)
             self._end_closed(only)
-            asking = [one for one in self._running if _attended(one, only)]
+            asking = [one for one in self._running if attended(one, only)]
             if not asking:
                 return False
             self._encode(asking)
@@ -224,27 +224,14 @@ class Loop:
 
     def _end_closed(self, only: Sequence[Ticket[Any]] | None) -> None:
         """Fail tasks whose session was closed, before the engine refuses it, which would fail the whole step."""
-        for one in [one for one in self._running if _attended(one, only) and is_closed(one.wants)]:
+        for one in [one for one in self._running if attended(one, only) and is_closed(one.wants)]:
             self._resume(one, ValueError(CLOSED))
 
     def _admit(self, only: Sequence[Ticket[Any]] | None) -> None:
         """Begin waiting tasks, as far as there are sequences for them."""
-        while True:
-            of_key, of_call = Counter(one.key for one in self._running), Counter[Call]()
-            for one in self._running:  # streams that nobody reads do not count
-                of_call[one.call] += one.needs if _attended(one, only) else 0
-            asking = [
-                one
-                for one in self._waiting
-                if _attended(one, only) and _fits(one.needs, of_call[one.call], one.call.width)
-            ]
-            if not asking:
-                return
-            first = min(asking, key=lambda one: (of_key[one.key], of_call[one.call], one.order))
-            if not _fits(first.needs, of_call.total(), self._width):
-                return
+        while (first := self._waiting.next(self._running, only, self._width)) is not None:
             with self._changed:
-                self._waiting.remove(first)
+                self._waiting.discard(first)
             self._running.append(first)
             self._resume(first)
 
@@ -262,9 +249,10 @@ class Loop:
 
     def _remove(self, one: Ticket[Any]) -> None:
         with self._changed:
-            for tickets in (self._waiting, self._running):
-                if one in tickets:
-                    tickets.remove(one)
+            if one in self._running:
+                self._running.remove(one)
+            else:
+                self._waiting.discard(one)
 
     def _encode(self, asking: Sequence[Ticket[Any]]) -> None:
         """Run the encoder for all tasks that want it, in one call; beside other callers for one batch a step."""
@@ -383,16 +371,6 @@ def prefixes_of(runtime: Runtime, store: PrefixStore | None = None) -> PrefixTre
             loop.room.prefixes = PrefixTree(runtime, store)
             runtime.reclaim = loop.room.prefixes.give_way
         return loop.room.prefixes
-
-
-def _attended(one: Ticket[Any], only: Sequence[Ticket[Any]] | None) -> bool:
-    """Whether a step is for this task: some thread waits for it or it is eager; in a callback, if it is in `only`."""
-    return one in only if only is not None else one.eager or one.awaited > 0
-
-
-def _fits(needs: int, used: int, width: int | None) -> bool:
-    """Whether a task finds enough sequences; one that needs more than `width` runs alone."""
-    return width is None or used == 0 or used + needs <= width
 
 
 def loop_of(runtime: Runtime) -> Loop:
