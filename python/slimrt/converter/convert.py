@@ -30,12 +30,10 @@ from slimrt.folding.calibrate import Calibration, Text, calibrated, text_ids
 from slimrt.folding.cross_model import check_cross, cross_fields, fold_cross_model, lost, require_all_precise
 from slimrt.folding.fold import check_rank
 from slimrt.folding.heads import keeping_heads, refusal, reordered
-from slimrt.folding.layers import Request, fold_model
+from slimrt.folding.layers import Request, fold_model, unfolded
 from slimrt.folding.lowrank import LATENT_MODE, check_heads
-from slimrt.folding.planes import bytes_per_token, planes
 from slimrt.folding.report import CAUTION, TOO_LARGE, ConvertReport, CrossReport, LayerReport, Stored, verdict
 from slimrt.folding.weights import fold_value_bias
-from slimrt.info import LayerInfo
 from slimrt.modelfile.gguf import ModelData, array, check_room, float32, string, uint32, written_gguf
 from slimrt.modelfile.hub import located
 from slimrt.modelfile.imatrix import Imatrix, read_imatrix
@@ -147,7 +145,7 @@ def convert(
             spared = find_delta(written, source, calibration, show_progress=show) if sparse else None
     planned = core.plan(str(target))
     if cache not in (*FOLDED, AUTO):
-        layers = [_unfolded(attention, one) for one in planned["layers"]]
+        layers = [unfolded(attention, one) for one in planned["layers"]]
     shown = ", ".join(request.types)
     report = ConvertReport(
         target,
@@ -170,17 +168,6 @@ def convert(
     plain, ids = compared
     type_name = AUTO if "slimrt.cache.types" in metadata else request.types[0]
     return replace(report, verify=compare(plain, target, ids, type_name, show_progress=show))
-
-
-def _unfolded(attention: Attention, planned: LayerInfo) -> LayerReport:
-    """The report of a layer for which nothing was folded, with the sizes that the new file's plan has."""
-    layer, size = planned["layer"], planned["bytes_per_token"]
-    has_kv = attention.owner(layer) == layer and not attention.latent
-    kv = bytes_per_token(planes(attention.in_layer(layer), "kv", "f16")) if has_kv else 0
-    return LayerReport(
-        layer, planned["mode"], planned["type"], planned["rank"], planned["residual_type"], bytes_per_token=size,
-        long_bytes=size, kv_bytes=kv, v_heads=planned["v_heads"],
-    )  # fmt: skip
 
 
 def _break_evens(target: Path, layers: list[LayerReport]) -> dict[str, int | None]:

@@ -9,16 +9,18 @@ from pathlib import Path
 import numpy as np
 from gguf import GGMLQuantizationType
 
+from slimrt.folding.attention import Attention
 from slimrt.folding.budget import Budget, Offer, allocate
 from slimrt.folding.calibrate import Calibration
 from slimrt.folding.choose import Offered, Option, choose, kv_bytes, offers, share_of_v
 from slimrt.folding.exact import FOLDED as EXACT
 from slimrt.folding.fold import reader
 from slimrt.folding.noise import ROUNDOFF
-from slimrt.folding.planes import bytes_per_token
+from slimrt.folding.planes import bytes_per_token, planes
 from slimrt.folding.precision import Errors, measured, predicted
 from slimrt.folding.readback import Reader, Sample
 from slimrt.folding.report import FrontReport, LayerReport
+from slimrt.info import LayerInfo
 from slimrt.modelfile.gguf import ModelData, Tensor
 from slimrt.modes import AGING
 from slimrt.plumbing import progress as bars
@@ -153,6 +155,17 @@ def _report(
         share_of_v=share_of_v(sample) if attention.kv_width < attention.d and made.mode not in AGING else None,
         front=tuple(FrontReport(o.mode, o.type, o.rank, o.residual_type, o.bytes, o.predicted.size) for o in front),
     )
+
+
+def unfolded(attention: Attention, planned: LayerInfo) -> LayerReport:
+    """The report of a layer for which nothing was folded, with the sizes that the new file's plan has."""
+    layer, size = planned["layer"], planned["bytes_per_token"]
+    has_kv = attention.owner(layer) == layer and not attention.latent
+    kv = bytes_per_token(planes(attention.in_layer(layer), "kv", "f16")) if has_kv else 0
+    return LayerReport(
+        layer, planned["mode"], planned["type"], planned["rank"], planned["residual_type"], bytes_per_token=size,
+        long_bytes=size, kv_bytes=kv, v_heads=planned["v_heads"],
+    )  # fmt: skip
 
 
 def in_file(spool: Path, name: str, values: np.ndarray) -> Tensor:
