@@ -12,6 +12,7 @@ import pytest
 
 import slimrt
 from conftest import GOLDEN
+from slimrt.modelfile.hf.sentencepiece_model import read_scores
 
 WEIGHTS = "model.safetensors"
 
@@ -99,6 +100,16 @@ def test_no_weights(directory):
 def test_pickled_weights_are_not_opened(directory):
     (directory / WEIGHTS).rename(directory / "pytorch_model.bin")
     refused(directory, (slimrt.SlimrtError, FileNotFoundError), "safetensors")
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "tokenizer.json", "tokenizer.model"])
+def test_pointers_of_git_lfs_are_called_that(name, directory):
+    (directory / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    said = f"{name} is a pointer of Git LFS.*git lfs pull"
+    if name != "tokenizer.model":
+        return refused(directory, slimrt.ModelFormatError, said)
+    with pytest.raises(slimrt.ModelFormatError, match=said):
+        read_scores(directory / name)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 8, 100, 2000, -1])

@@ -125,6 +125,27 @@ def test_not_a_model_at_all(tmp_path):
         assert outcome.split()[0] in ("ModelFormatError", "UnsupportedError"), (name, outcome)
 
 
+def test_a_pointer_of_git_lfs_is_called_that(tmp_path):
+    file = tmp_path / "m.gguf"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(slimrt.ModelFormatError, match=r"m\.gguf: .*a pointer of Git LFS.*git lfs pull"):
+        _core.GgufFile(str(file))
+
+
+@pytest.mark.parametrize("names", [("m.gguf-split-a", "m.gguf-split-b"), ("m.gguf.part1of2", "m.gguf.part2of2")])
+def test_pieces_of_a_file_are_to_be_joined_not_downloaded_again(names, model, tmp_path):
+    whole = model.read_bytes()
+    pieces = whole[: len(whole) // 2], whole[len(whole) // 2 :]
+    for name, piece in zip(names, pieces, strict=True):
+        (tmp_path / name).write_bytes(piece)
+        with pytest.raises(slimrt.ModelFormatError, match=f"{name}: .*piece of a file: join all"):
+            _core.GgufFile(str(tmp_path / name))
+    broken_off = tmp_path / "m.gguf.part"  # as browsers name it
+    broken_off.write_bytes(pieces[0])
+    with pytest.raises(slimrt.ModelFormatError, match="truncated or damaged; download it again"):
+        _core.GgufFile(str(broken_off))
+
+
 def test_paths_that_are_no_file(tmp_path):
     for path in (tmp_path / "absent.gguf", tmp_path):
         with pytest.raises(OSError, match=path.name):

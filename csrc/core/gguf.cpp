@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cmath>
@@ -17,11 +18,20 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "GGUF files are read in place");
 
 constexpr uint32_t kMagic = 0x46554747;  // "GGUF"
+constexpr std::string_view kPointer = "version https://git-lfs.";
+
+/// What a file without weights, or without the first ones, is more likely than one of another kind.
+[[noreturn]] void fail_other(const GgufReader& reader) {
+    const size_t size = std::min(reader.size(), kPointer.size());
+    if (std::string_view(reinterpret_cast<const char*>(reader.at(0)), size) == kPointer)
+        reader.fail(ErrorCode::format,
+                    "is a pointer of Git LFS, not the file itself: git lfs pull fetches it");
+    reader.fail(ErrorCode::format,
+                "does not start with GGUF: ", reader.is_piece() ? kJoin : "this is not a GGUF file");
+}
 
 void read_version(GgufReader& reader) {
-    if (reader.read<uint32_t>() != kMagic) {
-        reader.fail(ErrorCode::format, "does not start with GGUF: this is not a GGUF file");
-    }
+    if (reader.read<uint32_t>() != kMagic) fail_other(reader);
     const auto version = reader.read<uint32_t>();
     if (version == 2 || version == 3) return;
     if (version != 0 && (version & 0xffffff) == 0) {

@@ -10,6 +10,9 @@
 
 namespace slimrt {
 
+constexpr const char* kJoin =
+    "this is a piece of a file: join all pieces in their order (cat PIECES > x.gguf)";
+
 class GgufReader {
   public:
     GgufReader(const std::byte* data, size_t size, const std::string& path)
@@ -34,10 +37,19 @@ class GgufReader {
     [[noreturn]] void fail(ErrorCode code, const Args&... message) const {
         slimrt::fail(code, path_, ": ", item_, " at byte ", item_position_, " ", concat(message...));
     }
-    /// The same for errors that only a damaged file has.
+    /// The same for errors that only a damaged file has, or a piece of one.
     template <class... Args>
     [[noreturn]] void fail_damaged(const Args&... message) const {
-        fail(ErrorCode::format, message..., ": the file is truncated or damaged; download it again");
+        fail(ErrorCode::format, message..., ": ",
+             is_piece() ? kJoin : "the file is truncated or damaged; download it again");
+    }
+
+    /// Whether the file is named as one that was cut for upload: x.gguf-split-a, x.gguf.part1of2.
+    bool is_piece() const {
+        const std::string_view part = ".gguf.part";  // and nothing behind it: a download that was broken off
+        const size_t at = path_.rfind(part);
+        const bool numbered = at != path_.npos && at + part.size() < path_.size();
+        return numbered || path_.find(".gguf-split-") != path_.npos;
     }
 
     const std::byte* take(uint64_t bytes) {

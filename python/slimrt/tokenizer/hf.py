@@ -16,6 +16,7 @@ from slimrt.plumbing.files import read_text
 from slimrt.tokenizer.vocabulary import Vocabulary, end_of_generation, typed
 
 _MOST_GAPS = 1 << 20  # unused ids below the largest, at most
+_POINTER = b"version https://git-lfs."
 _SENTENCEPIECE_DECODERS = {"Metaspace", "ByteFallback", "Replace"}
 
 
@@ -47,6 +48,7 @@ def load_file(path: Path) -> Vocabulary:
         UnsupportedError: a decoder that is neither byte-level nor SentencePiece's.
         ModelFormatError: the file, or one beside it, is broken.
     """
+    check_fetched(path)
     with typed(f"{path}: not a tokenizer.json"):
         backend = tokenizers.Tokenizer.from_file(str(path))
     # The file may switch these on; both would silently change a prompt.
@@ -92,6 +94,13 @@ def load_file(path: Path) -> Vocabulary:
         eog_ids=end_of_generation({token.content: id for id, token in added.items()}, [special_ids.get("eos"), *ends]),
         **_chat_templates(directory, config),
     )
+
+
+def check_fetched(path: Path) -> None:
+    """ModelFormatError: git clone left a pointer of Git LFS in place of the file."""
+    with path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise ModelFormatError(f"{path} is a pointer of Git LFS, not the file itself: git lfs pull fetches it")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from slimrt.errors import ModelFormatError, UnsupportedError
-from slimrt.tokenizer.hf import read_json
+from slimrt.tokenizer.hf import check_fetched, read_json
 
 # bfloat16, which NumPy lacks, as its bits.
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
@@ -109,6 +109,7 @@ def stored_elements(entry: Entry) -> np.ndarray:
 
 def read_entries(file: Path) -> dict[str, Entry]:
     """The tensors of one file; the library checks lengths, offsets and overlaps. ModelFormatError: a broken file."""
+    check_fetched(file)
     try:
         with safe_open(file, framework="numpy") as opened:
             names = list(opened.keys())

@@ -15,6 +15,7 @@ from pathlib import Path
 from gguf import TokenType
 
 from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.tokenizer.hf import check_fetched
 
 _VARINT, _BITS64, _BYTES, _BITS32 = 0, 1, 2, 5
 _KINDS = {1: "unigram", 2: "BPE", 3: "words", 4: "characters"}
@@ -72,6 +73,7 @@ def read_sentencepiece(path: Path, kind: str = "unigram") -> SentencePieceModel:
 
 def _read(path: Path) -> tuple[list[tuple[str, float, int]], dict[int, _Value], dict[int, _Value]]:
     """The pieces, and the fields of the trainer's and of the normalizer's settings."""
+    check_fetched(path)
     try:
         fields = list(_fields(path.read_bytes()))
         pieces = [_piece(_message(value)) for number, value in fields if number == 1]
