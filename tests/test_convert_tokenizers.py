@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +46,10 @@ def byte_level(pre: str) -> tokenizers.Tokenizer:
     return made
 
 
-def sentencepiece_like() -> tokenizers.Tokenizer:
+def sentencepiece_like(*more: str) -> tokenizers.Tokenizer:
     """What transformers makes of a Llama tokenizer.model: BPE over whole text, with byte fallback and a BOS."""
     letters = sorted(set(TEXT.replace(" ", "\u2581")) | {"\u2581"})
-    words = ["th", "the", "\u2581the", "\u2581t", "in", "an", "and", "\u2581a", "er", "\u2581w", "on", "ing"]
+    words = ["th", "the", "\u2581the", "\u2581t", "in", "an", "and", "\u2581a", "er", "\u2581w", "on", "ing", *more]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *letters, *words]
     merges = [(w[:cut], w[cut:]) for w in words for cut in range(1, len(w)) if {w[:cut], w[cut:]} <= set(tokens)]
     model = tokenizers.models.BPE(
@@ -116,6 +117,20 @@ def test_sentencepiece_tokenizer(tmp_path):
     assert got.add_bos and got.encode(TEXT) == own.encode(TEXT)
     assert len(got.encode(TEXT)) < 0.95 * len(TEXT)  # the merges are used
     assert got.encode("\u4f60 hi") == own.encode("\u4f60 hi")  # bytes where no token is
+
+
+def test_a_sentencepiece_file_of_fewer_tokens_than_tokenizer_json(tmp_path):
+    """One that was left behind when tokenizer.json got more: its scores rank what it has, and not what it lacks."""
+    made = sentencepiece_like("nt")
+    directory = with_tokenizer(tmp_path, made, made.get_vocab_size())
+    with (directory / "tokenizer.model").open("wb") as file:
+        for token, id in sorted(made.get_vocab().items(), key=lambda one: one[1]):
+            text = token.encode()
+            if token != "nt":
+                file.write(bytes([10, len(text) + 7, 10, len(text)]) + text + struct.pack("<Bf", 0x15, -id))
+    convert(directory, tmp_path / "out.gguf")
+    got, own = slimrt.Tokenizer(tmp_path / "out.gguf"), slimrt.Tokenizer(directory)
+    assert got.encode("want to hunt") == own.encode("want to hunt")
 
 
 @pytest.mark.parametrize("scheme", ["first", "always"])

@@ -224,12 +224,13 @@ def _step(part: Mapping[str, Any]) -> str:
 
 
 def _scores(directory: Path, tokens: list[str], merges: list[str]) -> list[float]:
-    """SentencePiece's scores: its own when its file is there, else the order of the merges says the same."""
+    """SentencePiece's scores: its own when its file is there, else the order of the merges says the same. It does, too,
+    where the file is of fewer tokens: one that was left as it was when tokenizer.json got more."""
     model = directory / "tokenizer.model"
-    if model.is_file():
-        own = read_scores(model)
-        return [own.get(token, 0.0) for token in tokens]
     rank: dict[str, int] = {}
     for place, merge in enumerate(merges):
         rank.setdefault(merge.replace(" ", ""), place)
+    own = read_scores(model) if model.is_file() else {}
+    if rank.keys() <= own.keys():
+        return [own.get(token, 0.0) for token in tokens]
     return [-float(rank.get(token, len(merges))) for token in tokens]
