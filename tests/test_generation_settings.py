@@ -15,7 +15,7 @@ import slimrt
 from slimrt.cli import main
 from slimrt.errors import ModelFormatError
 from slimrt.generation.options import Options
-from slimrt.modelfile.gguf import array, string, uint32, write_gguf
+from slimrt.modelfile.gguf import array, read_gguf, string, uint32, write_gguf
 from slimrt.modelfile.hf.directory import read_hf
 
 pytestmark = [pytest.mark.oracle, pytest.mark.unsanitized, pytest.mark.filterwarnings("ignore")]  # Python alone
@@ -248,6 +248,17 @@ def test_settings_go_with_a_file(tmp_path, capsys):
         found = slimrt.ModelSource(file).settings
         assert (found.bad_words_ids, found.num_beams, found.min_length) == (((5, 6), (7,)), 3, 12)
     assert slimrt.ModelSource(Pair("GPT2", tmp_path / "gpt2", **PROMPTED["all"]).saved()).settings.num_beams == 0
+
+
+def test_tokens_that_llama_cpp_suppresses_never_come(tiny, tmp_path):
+    """Its converter writes them into files of Gemma 4; ids beyond the vocabulary say nothing there either."""
+    with slimrt.Model(tiny) as model:
+        plain = model.generate("hello", max_tokens=3, temperature=0.0).tokens
+    never = {"tokenizer.ggml.suppress_tokens": array([plain[0], 1 << 20], GGUFValueType.INT32)}
+    write_gguf(tmp_path / "m.gguf", read_gguf(tiny).with_metadata(never), show_progress=False)
+    with slimrt.Model(tmp_path / "m.gguf") as model:
+        assert plain[0] not in model.generate("hello", max_tokens=3, temperature=0.0).tokens
+        assert model.generate("hello", max_tokens=3, temperature=0.0, suppress_tokens=[]).tokens == plain
 
 
 def test_beams_find_their_sequences(tmp_path, capsys):

@@ -10,6 +10,7 @@ from slimrt import core
 from slimrt.errors import ModelFormatError
 
 PREFIX = "slimrt.generation."
+SUPPRESSED = "tokenizer.ggml.suppress_tokens"  # llama.cpp's key for one of them, in its files of Gemma 4
 _MOST = 1 << 31
 
 
@@ -52,6 +53,9 @@ class Settings:
         said = {one.name: PREFIX + one.name for one in fields(cls)}
         known = set(file.keys())
         values = {name: _checked(key, file.value(key), n_vocab) for name, key in said.items() if key in known}
+        if SUPPRESSED in known and "suppress_tokens" not in values:
+            ids = _checked(SUPPRESSED, file.value(SUPPRESSED), _MOST)
+            values["suppress_tokens"] = tuple(id for id in ids if id < n_vocab)
         return cls(**values)
 
 

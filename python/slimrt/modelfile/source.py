@@ -13,7 +13,7 @@ from slimrt import core
 from slimrt.errors import ModelFormatError, UnsupportedError
 from slimrt.info import Plan
 from slimrt.modelfile.hub import located, title, whispers_name
-from slimrt.modelfile.settings import PREFIX, Settings
+from slimrt.modelfile.settings import PREFIX, SUPPRESSED, Settings
 from slimrt.plumbing import progress
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.files import is_ggml_bin
@@ -171,7 +171,7 @@ class ModelSource:
     @cached_property
     def settings(self) -> Settings:
         """The model's own generation settings. ModelFormatError: the file's are broken."""
-        said = any(key.startswith(PREFIX) for key in self.file.keys())
+        said = any(key.startswith((PREFIX, SUPPRESSED)) for key in self.file.keys())
         return Settings.of(self.file, int(self.defaults["n_vocab"])) if said else Settings()
 
     @cached_property
