@@ -100,6 +100,16 @@ def test_scales_ranks_and_weights_trained_whole(tmp_path):
     same(out, wanted)
 
 
+def test_an_output_matrix_that_transformers_calls_lm_head_and_files_do_not(tmp_path):
+    found = products("gptneox", ["embed_out"])
+    adapter = save_adapter(tmp_path / "adapter", as_parts({"lm_head": found["embed_out"]}))
+    out, wanted = tmp_path / "out.gguf", tmp_path / "wanted.gguf"
+    slimrt.convert(directory(tmp_path / "base", "gptneox"), out, lora=adapter)
+    weights = changed("gptneox", found, ALPHA / RANK)
+    slimrt.convert(directory(tmp_path / "merged", "gptneox", weights), wanted)
+    same(out, wanted)
+
+
 def test_dora(tmp_path):
     """Equation 5 of Liu et al. 2024: m (W + s B A) / ||W + s B A||, a norm for each row."""
     found = products(BASE, [Q])
@@ -375,6 +385,9 @@ def test_weights_that_are_more_than_they_seem_are_refused(tmp_path):
     whole = {"shared.weight": load_file(base / "model.safetensors")["shared.weight"]}
     with pytest.raises(UnsupportedError, match="changes 'shared.weight', which is in several places"):
         slimrt.convert(base, tmp_path / "out.gguf", lora=save_adapter(tmp_path / "whole", whole))
+    head = {"lm_head.weight": whole["shared.weight"]}
+    with pytest.raises(UnsupportedError, match="changes .lm_head.weight., and the output matrix .* token embedding"):
+        slimrt.convert(base, tmp_path / "out.gguf", lora=save_adapter(tmp_path / "head", head))
 
 
 def test_an_adapter_beside_a_model_is_not_forgotten(tmp_path):

@@ -43,7 +43,8 @@ def read_hf(directory: Path, adapters: Sequence[Peft] = ()) -> tuple[ModelData, 
         UnsupportedError: an unknown model type, or something that changes the mathematics and is not handled.
     """
     config = Config.of(directory)
-    adapted = Adapted(_untied(config, Checkpoint(directory), adapters), adapters, config.family.conv1d)
+    untied, family = _untied(config, Checkpoint(directory), adapters), config.family
+    adapted = Adapted(untied, adapters, family.head, family.conv1d)
     part = TextPart(adapted, config.wrapped_in)
     for adapter, places in adapted.changes:
         _refuse(config, part, adapter, places)

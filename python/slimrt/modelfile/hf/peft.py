@@ -24,6 +24,7 @@ from slimrt.tokenizer.hf import read_json
 CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+_HEAD = "lm_head.weight"
 _PART = re.compile(
     r"(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)(\.weight)?"
 )
@@ -97,12 +98,16 @@ class Peft:
     def files(self) -> list[Path]:
         return [self.directory / CONFIG, self.file]
 
-    def places(self, names: Iterable[str]) -> dict[str, str]:
+    def places(self, names: Iterable[str], head: str) -> dict[str, str]:
         """Of the weights `names` of a model those that change, each with the adapter's name for it. Modules around a
         text model may be missing in either: the longest end of a name that they have in common counts.
 
+        Args:
+            head: the module of the output matrix, which transformers calls lm_head even where files do not (GPT-NeoX).
+
         Raises:
             ModelFormatError: the adapter is of another model: it changes a weight that is not among them.
+            UnsupportedError: it changes the output matrix, and the model has none of its own.
         """
         by_end: dict[str, list[str]] = {}
         for name in names:
@@ -111,6 +116,12 @@ class Peft:
         found = dict[str, str]()
         for own in self._changes:
             candidates = next((by_end[end] for end in _ends(own) if end in by_end), [])
+            if not candidates and head and _ends(own)[-1] in (_HEAD, f"{head}.weight"):
+                candidates = by_end.get(f"{head}.weight", [])
+                if not candidates:
+                    raise UnsupportedError(
+                        f"{self.directory} changes '{own}', and the output matrix of this model is its token embedding"
+                    )
             if own in candidates:
                 candidates = [own]
             other = found.get(candidates[0]) if candidates else None
@@ -276,6 +287,7 @@ class Adapted:
     """The weights of a model with adapters merged into them, in the types that they have, one after the other.
 
     Args:
+        head: as of `Peft.places`.
         conv1d: matrices of layers are stored [in, out], as in GPT-2.
 
     Attributes:
@@ -286,9 +298,9 @@ class Adapted:
         UnsupportedError: a weight that changes is quantised.
     """
 
-    def __init__(self, source: Source, adapters: Sequence[Peft], conv1d: bool = False):
+    def __init__(self, source: Source, adapters: Sequence[Peft], head: str, conv1d: bool):
         self._source, self.entries, self._conv1d = source, source.entries, conv1d
-        self.changes = [(adapter, adapter.places(source.entries)) for adapter in adapters]
+        self.changes = [(adapter, adapter.places(source.entries, head)) for adapter in adapters]
         for adapter, places in self.changes:
             for place in places:
                 if (dtype := self.entries[place].dtype) not in _MERGED:
