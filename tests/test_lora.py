@@ -346,6 +346,14 @@ def test_adapters_that_do_not_fit_the_model(tmp_path, convert):
     assert not out.exists()
 
 
+def test_an_adapter_of_gpt_2_in_gguf_is_refused(tmp_path, convert):
+    """llama.cpp's converter turns the products as if they were weights: a square one would be merged transposed."""
+    plain = convert(GOLDEN / "gpt2_erf")
+    adapter = save_gguf(tmp_path / "a.gguf", gguf_parts(values_of(plain), ["blk.0.attn_output.weight"]), arch="gpt2")
+    with pytest.raises(UnsupportedError, match="products transposed: merge the adapter as PEFT saved it"):
+        slimrt.convert(plain, tmp_path / "out.gguf", lora=adapter)
+
+
 def test_a_tied_embedding_is_not_changed_alone_in_gguf(tmp_path):
     """The product is added where tokens are looked up and not where logits are computed: one matrix cannot be both."""
     tied = GOLDEN / "llama_gqa_tied"

@@ -73,11 +73,16 @@ class GgufLora:
 
         Raises:
             ModelFormatError: the adapter is of another model.
-            UnsupportedError: a weight changes that something else was computed from.
+            UnsupportedError: a weight changes that something else was computed from; an adapter of GPT-2.
         """
         if self.arch != model.arch:
             raise ModelFormatError(
                 f"{self.file} is an adapter of a model of architecture '{self.arch}', not '{model.arch}'"
+            )
+        if self.arch == "gpt2":  # whose weights Hugging Face stores [in, out], and PEFT the products not
+            raise UnsupportedError(
+                f"{self.file} is of GPT-2, of which llama.cpp's converter writes products transposed: merge the "
+                "adapter as PEFT saved it into a Hugging Face directory"
             )
         tensors, others = list[Tensor](), Counter[str]()
         for name, parts in self._parts.items():
