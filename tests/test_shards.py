@@ -166,6 +166,12 @@ def test_shards_that_disagree_are_refused(tiny, tmp_path, changes, message):
         _core.GgufFile(str(first))
 
 
+def test_shards_whose_data_may_begin_at_either_place_are_refused(tiny, tmp_path):
+    """Python's writer aligns all as only the first one says; gguf-split each as it says itself."""
+    with pytest.raises(UnsupportedError, match="00002-of-00003.*alignment. is 32 .or left out., and the first .* 16"):
+        _core.GgufFile(str(split(tiny, tmp_path, **{"general.alignment": {0: 16}})[0]))
+
+
 def test_shards_of_another_model_are_refused(tiny, copies, tmp_path):
     other = tmp_path / "other"
     other.mkdir()

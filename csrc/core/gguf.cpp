@@ -103,7 +103,7 @@ GgufFile GgufFile::parse(const std::byte* data, size_t size, std::string name, G
     file.metadata_ = read_gguf_metadata(reader, n_entries, file.keys_);
     if (part == GgufPart::metadata) return file;
 
-    const int64_t alignment = file.integer("general.alignment", 8, 1 << 30, 32);
+    const int64_t alignment = file.alignment();
     if (!is_power_of_two(alignment)) {
         fail(ErrorCode::format, file.path_, ": key 'general.alignment' is ", alignment,
              ", not a power of two");

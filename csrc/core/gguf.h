@@ -102,6 +102,7 @@ class GgufFile {
 
   private:
     const GgufValue* find(std::string_view key, bool required) const;
+    int64_t alignment() const { return integer("general.alignment", 8, 1 << 30, 32); }  // of tensors' data
     int64_t n_shards() const { return integer("split.count", 0, 65535, 1); }
     std::vector<std::string> shard_paths() const;
     void add_shard(const GgufFile& shard, int64_t number);

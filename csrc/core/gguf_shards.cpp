@@ -57,6 +57,13 @@ void GgufFile::add_shard(const GgufFile& shard, int64_t number) {
         fail(ErrorCode::format, shard.path_, ": is a shard of another model ('", other, "', not '", own,
              "'): get this file again");
     }
+    // Some writers align all shards as the first says, others each as it says itself.
+    const int64_t aligned = alignment(), itself = shard.alignment();
+    if (itself != aligned) {
+        fail(ErrorCode::unsupported, shard.path_, ": key 'general.alignment' is ", itself,
+             " (or left out), and the first shard's ", aligned,
+             ", so that its data may begin at either: get the model in one file");
+    }
     const auto offset = static_cast<size_t>(shard.bytes_.data() - bytes_.data());
     for (const auto& [name, tensor] : shard.tensors_) {
         if (!tensors_.emplace(name, tensor).second) {
