@@ -40,16 +40,17 @@ def test_k_is_folded_while_loading_and_says_so_to_who_wants_to_know(tiny, capsys
         assert err.count("slimrt convert") == err.count("tiny.gguf: llama, 2 layers") == verbose
     said = [record.getMessage() for record in caplog.records if record.name == "slimrt"]
     folded = [text for text in said if "slimrt convert" in text]
-    assert len(folded) == 2 and "beside the plan" in folded[0]
+    assert len(folded) == 2
 
 
 @pytest.mark.unsanitized  # whose shadow of memory Python does not see
-@pytest.mark.parametrize(("name", "cache"), [("random", "k"), ("random", "k+r:q8"), ("tale-llama", "k+r:q8")])
-def test_folding_takes_no_more_than_it_says(name, cache, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("name", "cache"), [("random", "k"), ("random", "k+r:q8"), ("tale-llama", "k+r:q8"), ("tale-llama", "lowrank")]
+)
+def test_folding_takes_no_more_than_planned(name, cache, tmp_path):
     path = SHIPPED / f"{name}.gguf"
     if name == "random":
         path = write_random(tmp_path / "random.gguf", Shape(512, 2, 4, 128, d_ff=64))
-    caplog.set_level("INFO", "slimrt")
     slimrt.Model(path, n_ctx=64).close()  # imports and what is cached
     tracemalloc.start()
     try:
@@ -57,8 +58,25 @@ def test_folding_takes_no_more_than_it_says(name, cache, tmp_path, caplog):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    (said,) = re.findall(r"takes up to ([\d.]+ \w+) beside the plan", caplog.text)
-    assert parse_bytes(said) / 6 < peak < parse_bytes(said)
+    plan = slimrt.plan(path, n_ctx=64, cache=cache).asked
+    assert (plan.folding - plan.mapped) / 6 < peak < plan.folding - plan.mapped
+
+
+def test_a_fold_that_does_not_fit_is_refused_beforehand(tmp_path):
+    """The plan said that it fits, and folding was killed."""
+    path = SHIPPED / "tale-llama.gguf"
+    limit = slimrt.plan(path, n_ctx=64, cache="k").asked.folding - 1
+    plan = slimrt.plan(path, n_ctx=64, cache="k", memory_limit=limit)
+    assert plan.asked.total < limit and not plan.fits and "while it is folded does not fit" in plan.conclusion()
+    assert f"folding at load, most at once: k {format_bytes(limit + 1)}" in plan.table()
+    with pytest.raises(slimrt.WontFitError, match="while it is folded.*slimrt convert") as caught:
+        slimrt.Model(path, n_ctx=64, cache="k", memory_limit=limit)
+    assert caught.value.needed == limit + 1 and "--cache kv" in caught.value.options
+    converted = tmp_path / "k.gguf"
+    slimrt.convert(path, converted, cache="k", calibration="none", progress=False)
+    slimrt.Model(converted, n_ctx=64, memory_limit=limit).close()
+    asked = slimrt.plan(converted, n_ctx=64).asked
+    assert asked.cache == "k" and asked.folding == 0
 
 
 @pytest.mark.parametrize(
@@ -187,18 +205,19 @@ def test_what_fits_instead(tmp_path):
     tiny = write_tiny(tmp_path / "long.gguf", n_ctx=8192)  # of a long context the cache is the largest part
     whole = slimrt.plan(tiny, n_ctx=8192, n_threads=2)
     k = next(row for row in whole.rows if row.cache == "k")
-    needed, allowed = format_both(whole.asked.total, k.total)
+    limit = k.folding
+    needed, allowed = format_both(whole.asked.total, limit)
     with pytest.raises(slimrt.WontFitError, match=f"needs {needed}, {allowed} allowed") as caught:
-        slimrt.Model(tiny, n_ctx=8192, memory_limit=k.total, n_threads=2)
+        slimrt.Model(tiny, n_ctx=8192, memory_limit=limit, n_threads=2)
     error = caught.value
-    assert error.needed == whole.asked.total and error.available == k.total
+    assert error.needed == whole.asked.total and error.available == limit
     assert "--cache k" in error.options and error.options[0].startswith("--ctx ")
     assert all(option in str(error) for option in error.options)
     largest = int(error.options[0].removeprefix("--ctx "))
-    slimrt.Model(tiny, n_ctx=largest, memory_limit=k.total, n_threads=2).close()
-    slimrt.Model(tiny, n_ctx=8192, cache="k", memory_limit=k.total, n_threads=2, progress=False).close()
+    slimrt.Model(tiny, n_ctx=largest, memory_limit=limit, n_threads=2).close()
+    slimrt.Model(tiny, n_ctx=8192, cache="k", memory_limit=limit, n_threads=2, progress=False).close()
     with pytest.raises(slimrt.WontFitError, match=f"{largest + 32} tokens"):
-        slimrt.Model(tiny, n_ctx=largest + 32, memory_limit=k.total, n_threads=2)
+        slimrt.Model(tiny, n_ctx=largest + 32, memory_limit=limit, n_threads=2)
 
 
 def test_default_context(tmp_path, tiny):

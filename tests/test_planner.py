@@ -18,6 +18,9 @@ from folds import as_converted, fold_all
 from gguf_shapes import Shape, write_random, write_sparse
 from reference import Reference
 from slimrt import _core, core
+from slimrt.cache.config import CacheChoice
+from slimrt.cache.planner import Planner
+from slimrt.modelfile.source import ModelSource
 from tiny_model import write_tiny
 
 # Cache elements (K and V) at a context, docs/cache-math.md section 6, for the architectures of this release.
@@ -91,12 +94,12 @@ def test_the_longest_prompt_is_not_gone_through(mode, tmp_path):
 
 
 def test_wont_fit_is_said_with_numbers_before_anything_is_read(tmp_path):
-    path = write_sparse(tmp_path / "7b.gguf", Shape(4096, 32, 32, 16384, d_ff=11008, n_vocab=32000))
+    path = write_sparse(tmp_path / "7b.gguf", Shape(4096, 32, 32, 32768, d_ff=11008, n_vocab=32000))
     with pytest.raises(slimrt.WontFitError, match="1.00 GiB allowed.*weights alone do not fit") as caught:
         _core.Engine(str(path), n_ctx=16384, memory_limit=1 << 30)
     assert caught.value.needed > 8e9 and caught.value.available == 1 << 30
-    with pytest.raises(slimrt.WontFitError, match="19.00 GiB allowed") as caught:
-        slimrt.Model(path, n_ctx=16384, memory_limit="19GiB", cache="kv")
+    with pytest.raises(slimrt.WontFitError, match="26.00 GiB allowed") as caught:
+        slimrt.Model(path, n_ctx=32768, memory_limit="26GiB", cache="kv")
     options = caught.value.options
     assert options.index("--cache kv:q8") < options.index("--cache k")  # as many bytes, and faster
     assert any(option.startswith("--ctx ") and int(option.split()[1]) > 8192 for option in caught.value.options)
@@ -107,17 +110,17 @@ def test_wont_fit_is_said_with_numbers_before_anything_is_read(tmp_path):
 @pytest.mark.unsanitized  # dry engines, which others make too
 def test_plan_finds_what_fits(tmp_path):
     """The largest context that fits is exact: it fits, and one block more does not."""
-    path = write_sparse(tmp_path / "model.gguf", Shape(1024, 8, 8, 32768, d_ff=512))
-    result = slimrt.plan(path, n_ctx=32768, memory_limit="512MiB", cache="kv")
+    path = write_sparse(tmp_path / "model.gguf", Shape(1024, 8, 8, 65536, d_ff=512))
+    result = slimrt.plan(path, n_ctx=65536, memory_limit="1GiB", cache="kv")
     assert not result.fits
     rows = {row.cache: row for row in result.rows}
     assert set(rows) == {"kv", "k", "k+r", "lowrank"} and {mode for mode, _ in result.refused} >= {"v", "x"}
     for mode, row in rows.items():
-        assert 0 < row.max_n_ctx < 32768
-        residual = {"rank": row.ranks[0], "residual_type": row.residual_types[0]} if mode == "k+r" else {}
-        at = _core.plan(str(path), n_ctx=row.max_n_ctx, cache=mode, **residual)
-        beyond = _core.plan(str(path), n_ctx=row.max_n_ctx + 64, cache=mode, **residual)
-        needed = [plan["total"] + plan["mapped"] for plan in (at, beyond)]
+        assert 0 < row.max_n_ctx < 65536
+        choice, planner = CacheChoice.of(mode), Planner.of(ModelSource(path), "1GiB", 1, 512, None)
+        sizes = [planner.sizes(choice, n_ctx) for n_ctx in (row.max_n_ctx, row.max_n_ctx + 64)]
+        needed = [max(one.total, one.folding) for one in sizes]  # while it is folded, which only kv is not
+        assert (mode != "kv") == (sizes[0].folding > sizes[0].total)
         assert needed[0] <= result.memory_limit < needed[1]
     assert rows["k"].max_n_ctx > 1.5 * rows["kv"].max_n_ctx
 

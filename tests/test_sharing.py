@@ -15,11 +15,11 @@ from gguf_shapes import Shape, write_random
 from no_cache import cla, mlkv
 from slimrt import _core
 from slimrt.cache.config import CacheChoice
+from slimrt.cache.unfolded import folds_at_load
 from slimrt.errors import CacheUnsupportedError, ModelFormatError, UnsupportedError
 from slimrt.modelfile.gguf import read_gguf, string, write_gguf
 from slimrt.modelfile.sharing import KEYS, OWNERS, SHARING, spread_owners
 from slimrt.modelfile.source import ModelSource
-from slimrt.runtime.fold_at_load import needs_folding
 
 IDS = np.random.default_rng(3).integers(3, 60, 60)
 N_PREFILL = 40
@@ -100,7 +100,8 @@ def test_slim_rows_of_an_owner_serve_its_readers(name, mode, converted, n_prefil
         made = read_gguf(path).tensors.keys() - read_gguf(plain).tensors.keys()
         folded = {int(name.split(".")[1]) for name in made if name.startswith("blk.")}
         assert folded == owners
-        assert not needs_folding(ModelSource(path), CacheChoice.of(f"{mode}:f32"))
+        source = ModelSource(path)
+        assert not folds_at_load(source, CacheChoice.of(f"{mode}:f32").layers(source))
     got = through_steps(path, n_prefill, n_batch=n_batch, **({} if converted else {"cache": mode} | residual))
     allowed = 1e-6 * amplified(config, tensors) if mode == "k" else 1e-5
     assert relative(got, exact(name)) <= allowed

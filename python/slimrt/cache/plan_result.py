@@ -44,6 +44,8 @@ class MemorySizes(PerLayer, Record):
         draft_weights, draft_cache, draft_scratch: of a draft model, if there is one: its weights (mapped or not), cache
             and scratch.
         total: the sum, which is compared with the limit; on a GPU without the server's part.
+        folding: the most at once until the model is loaded, if the file lacks folded weights, which are then made at
+            load; 0: it has them, or its device is not the CPU. It is compared with the limit, too.
         bytes_per_token: cache of one token in all layers; if rows age, in the oldest level.
         held_bytes: size of the rows of one text that fills its context; more than that is allocated for it.
         parts: layers and bytes of each device, if several share the layers.
@@ -61,6 +63,7 @@ class MemorySizes(PerLayer, Record):
     draft_cache: int = 0
     draft_scratch: int = 0
     total: int
+    folding: int = 0
     bytes_per_token: int
     held_bytes: int
     parts: tuple[PartSizes, ...] = ()
@@ -204,6 +207,9 @@ class PlanResult(Record):
             lines.append(f"in each total, drafts by {self.draft_model}: {self.asked.drafting()}")
         if self.max_queue is not None:
             lines.append(_of_server(self.asked, self.max_queue))
+        if folded := [row for row in rows if row.folding]:
+            each = ", ".join(f"{row.cache} {format_bytes(row.folding)}" for row in folded)
+            lines.append(f"folding at load, most at once: {each}; a file that slimrt convert made needs none")
         lines += [_of_aging(row, self.n_ctx) for row in rows if row.times_by_types not in (None, 1.0)]  # 1: as kv f16
         for row in rows:
             if row.too_imprecise:
@@ -219,7 +225,10 @@ class PlanResult(Record):
     def conclusion(self, verdict: str | None = None) -> str:
         """One line: the requested cache, and whether it fits. verdict: printed in place of self.verdict, such as a
         coloured one."""
-        total, limit = format_both(self.asked.total, self.memory_limit)
+        folds = self.asked.total <= self.memory_limit < self.asked.folding  # which is what does not fit
+        total, limit = format_both(self.asked.folding if folds else self.asked.total, self.memory_limit)
+        if folds:
+            total += " while it is folded"
         if self.device != "cpu":
             limit += f" on {self.device}"
         return f"{kinds(self.asked.layers())}: {total} {verdict or self.verdict} in {limit}"

@@ -12,6 +12,7 @@ from slimrt import core
 from slimrt.cache.config import CacheChoice, LayerCache, kinds
 from slimrt.cache.plan_result import MemorySizes, PartSizes, PlanRow
 from slimrt.cache.server_sizes import ServerSizes
+from slimrt.cache.unfolded import most_at_once
 from slimrt.errors import SlimrtError, UnsupportedError, WontFitError
 from slimrt.info import Plan
 from slimrt.modelfile.source import ModelSource
@@ -174,6 +175,7 @@ class Planner:
             + sizes["mapped"]
             + sum(drafts.values())
             + (server.total if self.device == "cpu" else 0),
+            folding=most_at_once(self.source, choice, resolved, sizes) if self.device == "cpu" else 0,
             bytes_per_token=sizes["cache_bytes_per_token"],
             held_bytes=sum(layer["bytes_held"] for layer in sizes["layers"]),
             parts=tuple(
@@ -197,7 +199,8 @@ class Planner:
         return core.available_memory(device) if self.each else 0
 
     def fit(self, sizes: MemorySizes) -> bool:
-        return sizes.total <= self.limit and not (self.each and any(part.too_large for part in sizes.parts))
+        most = max(sizes.total, sizes.folding)
+        return most <= self.limit and not (self.each and any(part.too_large for part in sizes.parts))
 
     def largest_n_ctx(self, choice: CacheChoice, n_ctx: int = 0) -> int:
         """The largest context that fits the limit, in whole blocks, at most the trained one or `n_ctx` if that is more;

@@ -28,6 +28,7 @@ from slimrt.folding.weights import LayerWeights
 from slimrt.folding.wiener import shrunk
 from slimrt.folding.window import Window
 from slimrt.modelfile.gguf import GgufPath, ModelData, opened
+from slimrt.modelfile.source import CALIBRATION_CHUNK, MEASURED_ROWS, WHITE_ROWS
 from slimrt.modelfile.text import file_ids
 from slimrt.plumbing import progress as bars
 from slimrt.plumbing.units import format_both
@@ -37,11 +38,8 @@ from slimrt.tokenizer.tokenizer import Tokenizer
 DEFAULT_TEXT = Path(__file__).with_name("calibration.txt")
 _MIN_TOKENS = 4096
 _PER_WIDTH = 4  # tokens per dimension of x: fewer leave directions unseen, more hardly change the second moments
-_CHUNK = 1024  # tokens of a run, whose activations of all layers are in memory at once
 _HELD_OUT = 5  # every fifth chunk is held out for measuring
-ROWS = 2048  # tokens whose rounding is measured
 WHITE_INPUTS = "for white inputs"
-_WHITE = 512  # random inputs in place of a text's tokens
 
 Text = str | os.PathLike[str] | None
 
@@ -105,7 +103,7 @@ class Calibration:
         attention = self.attention.in_layer(layer)
         weights = LayerWeights(self.model, attention, layer)
         v_heads = self.v_heads[layer] if self.v_heads and not self.keeps_v(layer) else 0
-        longest = max(self.chunks, default=_WHITE)
+        longest = max(self.chunks, default=WHITE_ROWS)
         rotation = Rotation.of(self.model, attention, longest)
         if self.folder is None:
             moment, x = white_inputs(weights)
@@ -115,7 +113,7 @@ class Calibration:
         held_out: list[Window] = []
         for number, x in enumerate(self._inputs(layer)):
             kept = held_out if self._is_held_out(number) else windows
-            if sum(map(len, kept)) < ROWS:
+            if sum(map(len, kept)) < MEASURED_ROWS:
                 kept.append(Window(weights, rotation, x))
             if kept is windows:
                 wide = x.astype(np.float64)
@@ -146,7 +144,7 @@ def white_inputs(weights: LayerWeights) -> tuple[np.ndarray, np.ndarray]:
     """
     gain, shift = weights.input_norm()
     random = np.random.default_rng(weights.layer)
-    x = random.normal(size=(_WHITE, len(gain))) * gain + shift
+    x = random.normal(size=(WHITE_ROWS, len(gain))) * gain + shift
     return np.diag(gain**2) + np.outer(shift, shift), x.astype(np.float32)
 
 
@@ -179,7 +177,7 @@ def calibrated(
     if ids is None:
         yield Calibration("no text: white activations assumed", model, attention, [])
         return
-    length = max(1, min(_CHUNK, model.size("context_length"), len(ids) // _HELD_OUT))
+    length = max(1, min(CALIBRATION_CHUNK, model.size("context_length"), len(ids) // _HELD_OUT))
     chunks = [ids[start : start + length] for start in range(0, len(ids), length)]
     with TemporaryDirectory(prefix=".slimrt-inputs.", dir=folder) as inner:
         _run(gguf, attention, chunks, Path(inner), show_progress)

@@ -120,6 +120,7 @@ def fold_layers(
             if judge is not None:
                 judge(layer, folded.fold_error(), known.inputs)
             made |= {f"{attention.prefix(layer)}{name}": tensor for name, tensor in folded.tensors.items()}
+            del folded  # with all that was measured of the layer, before the next one's
             update(done + 1, len(wanted))
     return made
 

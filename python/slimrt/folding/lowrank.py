@@ -237,7 +237,8 @@ class LowRank:
             self.into.swapaxes(1, 2).reshape(-1, self.width), np.float32
         )
         self.tensors["attn_v_expand.weight"] = self._by_head(self.out)
-        self._noise: dict[tuple[Plane, Plane | None], tuple[np.ndarray, float]] = {}
+        self._noise: dict[tuple[Plane, Plane | None], np.ndarray] = {}
+        self._parts: dict[tuple[Plane, Plane | None], float] = {}
         self._scores: dict[Plane, float] = {}
 
     def _by_head(self, matrices: np.ndarray) -> np.ndarray:
@@ -287,16 +288,23 @@ class LowRank:
         kept = self.read_back(self.latents(window.v if predicted is None else window.v - predicted), planes[1])
         return kept if predicted is None else kept + predicted
 
-    def value_noise(self, planes: list[Plane]) -> tuple[np.ndarray, float]:
-        """Mean squared error in each channel of V [e_v], and the sum of squares over the sample of the error that it
-        causes in attention's output."""
-        key = planes[1], None if self._predict is None else planes[0]
-        if key not in self._noise:
-            windows = self.sample.windows
-            read = np.concatenate([self.read_values(window, planes) for window in windows])
-            variance = np.asarray(np.square(read - self.sample.v, dtype=np.float64).mean(axis=0))
-            self._noise[key] = variance, sum(window.from_values(variance, None) for window in windows)
+    def value_noise(self, planes: list[Plane]) -> np.ndarray:
+        """Mean squared error in each channel of V [e_v]."""
+        if (key := self._key(planes)) not in self._noise:
+            read = np.concatenate([self.read_values(window, planes) for window in self.sample.windows])
+            self._noise[key] = np.asarray(np.square(read - self.sample.v, dtype=np.float64).mean(axis=0))
         return self._noise[key]
+
+    def value_part(self, planes: list[Plane]) -> float:
+        """The sum of squares over the sample of the error that value_noise causes in attention's output."""
+        if (key := self._key(planes)) not in self._parts:
+            variance = self.value_noise(planes)
+            self._parts[key] = sum(window.from_values(variance, None) for window in self.sample.windows)
+        return self._parts[key]
+
+    def _key(self, planes: list[Plane]) -> tuple[Plane, Plane | None]:
+        """What V reads back from: its latent's plane, and K's if that predicts V."""
+        return planes[1], None if self._predict is None else planes[0]
 
     def key_noise(self, window: Window, plane: Plane) -> KeyNoise:
         squares = np.square(plane.round(window.k) - window.k, dtype=np.float64)
@@ -324,7 +332,7 @@ class LowRankReader(Reader):
         as_written = core.Level("f16", "f16", 1.0, 0.0)
         self.planes = fold.planes(next((level for level in self.levels.of if level.part), as_written))
         self.tensors = fold.tensors
-        self.value_noise = fold.value_noise(self.planes)[0]
+        self.value_noise = fold.value_noise(self.planes)
 
     @property
     def long_bytes(self) -> float:
@@ -332,7 +340,7 @@ class LowRankReader(Reader):
 
     @property
     def value_part(self) -> float:
-        return self.fold.value_noise(self.planes)[1]
+        return self.fold.value_part(self.planes)
 
     @property
     def score_error(self) -> float:

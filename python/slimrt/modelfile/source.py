@@ -25,7 +25,10 @@ from slimrt.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from slimrt.modelfile.gguf import ModelData
 
+CALIBRATION_CHUNK = 1024  # tokens of a run of a calibration text, whose activations of all layers are in memory at once
 DEFAULT_N_CTX = 4096
+MEASURED_ROWS = 2048  # tokens of a calibration text whose rounding is measured
+WHITE_ROWS = 512  # random inputs in place of a text's tokens
 KINDS = {
     "text": "a language model",
     "text2text": "an encoder-decoder of texts (T5, BART and their kin)",
@@ -167,6 +170,14 @@ class ModelSource:
     def defaults(self) -> Plan:
         """core.plan with default arguments, for the sizes of the model."""
         return core.plan(self.file)
+
+    @cached_property
+    def calibrating(self) -> int:
+        """Most bytes while a calibration text is run (folding/calibrate.py): the model with rows of float32 for a
+        chunk, and the inputs of its layers."""
+        n_ctx = min(CALIBRATION_CHUNK, self.n_ctx_train)
+        plan = core.plan(self.file, n_ctx=n_ctx, cache="kv", cache_type_k="f32", cache_type_v="f32")
+        return plan["mapped"] + plan["total"] + 4 * n_ctx * plan["n_layers"] * plan["d_model"]
 
     @cached_property
     def settings(self) -> Settings:

@@ -11,43 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimrt.cache.config import CacheChoice, LayerCache
+from slimrt.cache.unfolded import cross_folds_at_load, folds_at_load, owning
 from slimrt.errors import CacheUnsupportedError
 from slimrt.modelfile.source import ModelSource
-from slimrt.modes import AGING, CROSS_FOLDED, FOLDED, RESIDUAL_MODE
+from slimrt.modes import RESIDUAL_MODE
 from slimrt.plumbing import progress
 from slimrt.plumbing.notes import note
-from slimrt.plumbing.units import format_bytes
 
 if TYPE_CHECKING:
     from slimrt.folding.gate import Lossy
-
-
-def folds_at_load(source: ModelSource, choice: CacheChoice) -> dict[LayerCache, list[int]]:
-    """Cache -> layers whose self-attention is to have it and whose folded weights the file lacks."""
-    present = source.file.tensors()
-    missing: dict[LayerCache, list[int]] = {}
-    for layer, cache in _owning(source, choice):
-        if cache.mode in FOLDED and f"{source.blocks}{layer}.{FOLDED[cache.mode]}" not in present:
-            missing.setdefault(cache, []).append(layer)
-    return missing
-
-
-def _owning(source: ModelSource, choice: CacheChoice) -> list[tuple[int, LayerCache]]:
-    """(layer, cache) of the layers that have rows of their own."""
-    return [(i, cache) for i, cache in enumerate(choice.layers(source)) if source.owners[i] == i]
-
-
-def cross_folds_at_load(source: ModelSource, mode: str) -> list[int]:
-    """The layers whose cross-attention needs folded weights in this mode that the file lacks."""
-    present = source.file.tensors()
-    names = CROSS_FOLDED.get(mode, ())
-    layers = range(int(source.defaults["n_layers"]))
-    return [layer for layer in layers if any(f"{source.blocks}{layer}.{name}" not in present for name in names)]
-
-
-def needs_folding(source: ModelSource, choice: CacheChoice) -> bool:
-    """Whether the file lacks weights that these caches need."""
-    return bool(folds_at_load(source, choice) or cross_folds_at_load(source, choice.cross.mode_for(source)))
 
 
 def lossy_layers(source: ModelSource, choice: CacheChoice) -> dict[Lossy, list[int]]:
@@ -55,7 +27,7 @@ def lossy_layers(source: ModelSource, choice: CacheChoice) -> dict[Lossy, list[i
     from slimrt.folding.gate import CROSS, Lossy
 
     losing: dict[Lossy, list[int]] = {}
-    for layer, cache in _owning(source, choice):
+    for layer, cache in owning(source, choice.layers(source)):
         losing.setdefault(_lossy(cache), []).append(layer)
     if source.has_encoder and source.has_decoder:
         cross = choice.cross.resolved(source)
@@ -81,7 +53,7 @@ def require_precise(source: ModelSource, choice: CacheChoice) -> list[str]:
     from slimrt.folding.gate import CROSS
 
     said = []
-    unfolded = {layer for layers in folds_at_load(source, choice).values() for layer in layers}
+    unfolded = {layer for layers in folds_at_load(source, choice.layers(source)).values() for layer in layers}
     for rows, layers in lossy_layers(source, choice).items():
         judge = Judge(source, rows, choice)
         judge.predict([layer for layer in layers if rows.part == CROSS or layer not in unfolded])
@@ -162,37 +134,18 @@ def fold(
 ) -> tuple[dict[str, NDArray[np.float32]], list[str]]:
     """The folded tensors that the file lacks, by name, and sentences on modes over the limit that allow_lossy permits.
     Errors as slimrt.folding.fold.fold_layers and cross.fold_cross."""
-    unfolded = folds_at_load(source, choice)
+    unfolded = folds_at_load(source, choice.layers(source))
     mode = choice.cross.mode_for(source)
     missing = cross_folds_at_load(source, mode)
     if unfolded or missing:
         modes = [*dict.fromkeys(cache.mode for cache in unfolded), *([f"{mode} of cross-attention"] if missing else [])]
-        taking = ""
-        if unfolded and not set(AGING).intersection(modes):  # lowrank takes more, which is not estimated
-            size = format_bytes(_beside_the_plan(source, unfolded))
-            taking = f", which takes up to {size} beside the plan until the model is loaded"
-        what = f"folding {source.name} for cache mode {', '.join(modes)}"
-        note(f"{what}{taking}; `slimrt convert` does it once and for all")
+        note(f"folding {source.name} for cache mode {', '.join(modes)}; `slimrt convert` does it once and for all")
     derived, said = _self_attention(source, choice, unfolded, calibration, show_progress)
     if missing:
         from slimrt.folding.cross import fold_cross
 
         derived |= fold_cross(source.model, mode, missing, progress=progress.wanted(show_progress))
     return derived, said
-
-
-def _beside_the_plan(source: ModelSource, unfolded: Mapping[LayerCache, list[int]]) -> int:
-    """The most bytes that folding takes until the model is loaded: the folded tensors, which the engine then copies,
-    and a layer's matrices in float64, 8 of them as measured, or 16 with a residual's and a text's, as wide as the model
-    or as the tokens whose rounding is measured."""
-    from slimrt.folding.attention import Attention
-    from slimrt.folding.calibrate import ROWS
-
-    attention, modes = Attention.of(source.model), source.modes()
-    folds = [(fold, len(layers)) for cache, layers in unfolded.items() for fold in modes[cache.mode].folds]
-    made = sum(4 * fold.rows * fold.cols * n_layers for fold, n_layers in folds)
-    matrices = 8 if {cache.mode for cache in unfolded} <= {"k", "v"} else 16
-    return made + matrices * 8 * attention.d * max(attention.d, attention.kv_width, ROWS)
 
 
 def _self_attention(

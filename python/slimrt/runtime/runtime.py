@@ -31,7 +31,7 @@ from slimrt.plumbing import progress
 from slimrt.plumbing.forking import watch
 from slimrt.plumbing.notes import note, tell
 from slimrt.plumbing.units import format_both, format_bytes
-from slimrt.runtime.fold_at_load import fold, needs_folding, refusal, require_precise
+from slimrt.runtime.fold_at_load import fold, refusal, require_precise
 from slimrt.runtime.huge_pages import HugePages
 
 _NEXT = 4  # threads of async calls beyond the sequences of a model
@@ -256,9 +256,16 @@ def _require_room(planner: Planner, choice: CacheChoice, sizes: MemorySizes) -> 
             sizes.total,
             planner.limit,
         )
-    if not planner.fit(sizes) and needs_folding(planner.source, choice):
-        needed, there = format_both(sizes.total, planner.limit)
-        raise WontFitError(f"needs {needed}, {there} available", sizes.total, planner.limit)
+    if not planner.fit(sizes) and sizes.folding:
+        most = max(sizes.total, sizes.folding)
+        needed, there = format_both(most, planner.limit)
+        message = f"needs {needed}, {there} available"
+        if sizes.total <= planner.limit:
+            message = (
+                f"needs {needed} while it is folded, {there} available: converted for this cache (slimrt convert), it "
+                f"needs {format_bytes(sizes.total)} and loads without folding"
+            )
+        raise WontFitError(message, most, planner.limit)
 
 
 def _what_fits(planner: Planner, choice: CacheChoice, n_ctx: int) -> int:
