@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +32,8 @@ from vocabularies import (
 )
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
+
+MODELS = Path(__file__).parent.parent / "models"
 
 
 class TestVectors:
@@ -283,3 +289,26 @@ class TestSpecialTokens:
         for thread in threads:
             thread.join()
         assert not wrong
+
+
+@pytest.mark.unemulated  # it bounds resident memory
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("plain", [False, True])
+def test_memory_of_a_long_text_is_given_back(plain):
+    """Some 150 bytes for each character, most of which the C library kept."""
+    text = (MODELS / "heldout.txt").read_text() * 10
+    code = f"""
+        import sys
+        from slimrt.tokenizer.tokenizer import Tokenizer
+        tokenizer, text = Tokenizer({str(MODELS / "tale-gqa.gguf")!r}), sys.stdin.read()
+
+        def held():
+            return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+        tokenizer.encode("a")
+        before = held()
+        ids = tokenizer.encode_plain(text, str) if {plain} else tokenizer.encode(text)
+        print((held() - before) / len(text))
+        """
+    out = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], input=text, text=True, stdout=-1, check=True)
+    assert float(out.stdout) < 35

@@ -17,11 +17,14 @@ from tokenizers import Encoding, pre_tokenizers
 from slimrt.errors import ModelFormatError
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.forking import watch
+from slimrt.plumbing.memory import give_back
 from slimrt.tokenizer import gguf, hf
 from slimrt.tokenizer.charsmap import exact
 from slimrt.tokenizer.detokenizer import IncrementalDetokenizer
 from slimrt.tokenizer.languages import languages
 from slimrt.tokenizer.vocabulary import Vocabulary, typed
+
+_LONG = 1 << 18  # characters; the backend takes some 150 bytes for each, in small pieces
 
 
 class Tokenizer:
@@ -121,6 +124,8 @@ class Tokenizer:
             raise TypeError(f"a text must be str, got {type(text).__name__}")
         with self._lock:
             ids = self._ids(self._encoded(text, parse_special))
+        if len(text) > _LONG:
+            give_back()
         if not add_special_tokens:
             return ids
         suffix = list(self.vocabulary.suffix)
@@ -179,6 +184,9 @@ class Tokenizer:
                     with self._after_start(start):
                         made += self._ids(self._encoded(plain(text[start:begin]), False))
                 made, start = made + [id] * (id >= 0), end
+        if len(text) > _LONG:
+            del encoded
+            give_back()
         return made
 
     @contextmanager
