@@ -46,10 +46,12 @@ class GgufReader {
 
     /// Whether the file is named as one that was cut for upload: x.gguf-split-a, x.gguf.part1of2.
     bool is_piece() const {
-        const std::string_view part = ".gguf.part";  // and nothing behind it: a download that was broken off
-        const size_t at = path_.rfind(part);
-        const bool numbered = at != path_.npos && at + part.size() < path_.size();
-        return numbered || path_.find(".gguf-split-") != path_.npos;
+        const std::string_view part = ".gguf.part",
+                               name = std::string_view(path_).substr(path_.rfind('/') + 1);
+        const size_t at = name.find(part), behind = at + part.size();
+        // .part alone, or .partial: a download that was broken off
+        const bool numbered = at != name.npos && behind < name.size() && name.substr(behind) != "ial";
+        return numbered || name.find(".gguf-split-") != name.npos;
     }
 
     const std::byte* take(uint64_t bytes) {

@@ -224,43 +224,42 @@ void absorb_q8(const AbsorbedValues& x) {
     absorb_q8_by_strips(x, weights);
 }
 
-/// By products of int16.
+/// Adds columns [column, column + n), a strip, by products of int16.
 template <class Pairs>
-void absorb_rounded(const AbsorbedValues& x) {
-    PairWeights weights(x);
-    weights.quantise(x);
-    bool done = false;
+void add_rounded(const AbsorbedValues& x, int64_t column, int64_t n, const PairWeights& weights,
+                 float* strip) {
+    PairStrip<Pairs> codes;
+    bool filled = false;
     with_stored(x.type, [&]<class Stored>(Stored) {
         using Code = typename Stored::Code;
         if constexpr (Stored::is_float && !__is_same(Code, float))
-            if ((done = StoredStrip<Code>::fits(x)))
-                absorb_pairs<Pairs>(x, weights, [&](int64_t at) { return StoredStrip<Code>(x, at); });
+            if ((filled = StoredStrip<Code>::fits(x, column, n))) codes.fill(x, StoredStrip<Code>(x, column));
     });
-    if (done) return;
-    alignas(64) float strips[2][kAbsorbedRows * kPairColumns] = {};
-    absorb_pairs<Pairs>(x, weights, [&](int64_t column) {
-        const int64_t left = x.heads * x.dim - column, n = left < kPairColumns ? left : kPairColumns;
-        float* const to = strips[column / kPairColumns % 2];
-        read_strip(x, column, n, to);
-        return ReadStrip{to};
-    });
-}
-
-void absorb_exactly(const AbsorbedValues& x) {
-    const int64_t width = x.heads * x.dim;
-    alignas(64) float strip[kAbsorbedRows * kPairColumns];
-    for (int64_t column = 0; column < width; column += kPairColumns) {
-        const int64_t n = width - column < kPairColumns ? width - column : kPairColumns;
+    if (!filled) {
         read_strip(x, column, n, strip);
-        add_exactly(x, column, n, strip);
+        codes.fill(x, ReadStrip{strip});
     }
+    add_pair_strip(x, column, weights, codes);
 }
 
 template <class Pairs>
 void absorb_others(const AbsorbedValues& x) {
-    if constexpr (Pairs::fast)
-        if (!x.exact && DType(x.type) != DType::F32) return absorb_rounded<Pairs>(x);
-    absorb_exactly(x);
+    const int64_t width = x.heads * x.dim;
+    const bool exact = x.exact || !Pairs::fast || DType(x.type) == DType::F32;
+    PairWeights weights(x);
+    if (!exact) weights.quantise(x);
+    alignas(64) float strip[kAbsorbedRows * kPairColumns];
+    if (!exact) memset(strip, 0, static_cast<size_t>(x.rows * kPairColumns) * sizeof(float));
+    for (int64_t column = 0; column < width; column += kPairColumns) {
+        const int64_t n = width - column < kPairColumns ? width - column : kPairColumns;
+        if constexpr (Pairs::fast)
+            if (!exact) {
+                add_rounded<Pairs>(x, column, n, weights, strip);
+                continue;
+            }
+        read_strip(x, column, n, strip);
+        add_exactly(x, column, n, strip);
+    }
 }
 
 constexpr int64_t kOutlierColumns = 256;

@@ -90,9 +90,9 @@ struct StoredStrip {
         const char* const head = head_of(x, i / kBlockTokens, group);
         return reinterpret_cast<const Number*>(head) + i % kBlockTokens * stride + column;
     }
-    /// Whether all strips are within one head, and rows come in twos.
-    static bool fits(const AbsorbedValues& x) {
-        return x.dim % kPairColumns == 0 && x.first % 2 == 0 && x.n % 2 == 0;
+    /// Whether columns [first, first + n) are within one head, and rows come in twos.
+    static bool fits(const AbsorbedValues& x, int64_t first, int64_t n) {
+        return n == kPairColumns && first % x.dim + n <= x.dim && x.first % 2 == 0 && x.n % 2 == 0;
     }
 };
 
@@ -102,76 +102,61 @@ struct PairStrip {
     alignas(64) Pairs codes[kAbsorbedRows / 2][kPairVectors];
     alignas(64) float units[kPairColumns], shrinks[kPairColumns];
     int64_t first, end;  // in twos of rows
-};
 
-/// Fills a strip, some twos of rows at a time: first all for the scales of columns, then for their codes.
-template <class Pairs, class Rows>
-class PairFilling {
-  public:
-    /// Nothing is to do without `to`.
-    PairFilling(const AbsorbedValues& x, PairStrip<Pairs>* to, Rows rows) : to_(to), rows_(rows) {
-        if (!to) return;
-        to->first = x.first / 2;
-        to->end = (x.first + x.n + 1) / 2;
-        twos_ = to->end - to->first;
-        for (auto& squares : squares_)
-            for (Vec& some : squares) some = splat(0);
-    }
-
-    /// Divides what is left into so many steps.
-    void divide(int64_t steps) { each_ = gathers_beside ? (2 * twos_ - at_ + steps - 1) / steps : 0; }
-    void step() {
-        if constexpr (gathers_beside) advance(at_ + each_);
-    }
-    void finish() { advance(2 * twos_); }
-
-  private:
-    void advance(int64_t stop) {
-        if (stop > 2 * twos_) stop = 2 * twos_;
-        for (; at_ < stop && at_ < twos_; ++at_) add_squares(rows_.row(2 * (to_->first + at_)));
-        if (at_ == twos_ && at_ < stop) find_scales();
-        for (; at_ < stop; ++at_) {
-            const int64_t two = to_->first + at_ - twos_;
-            const auto* row = rows_.row(2 * two);
+    template <class Rows>
+    void fill(const AbsorbedValues& x, const Rows& rows) {
+        first = x.first / 2;
+        end = (x.first + x.n + 1) / 2;
+        find_scales(rows);
+        Vec shrink[kPairVectors];
+        for (int j = 0; j < kPairVectors; ++j) shrink[j] = load(shrinks + j * lanes);
+        each_two(rows, [&](int64_t i, auto* row) {
 #pragma GCC unroll 4
             for (int j = 0; j < kPairVectors; ++j, row += lanes)
-                to_->codes[two][j] =
-                    Pairs::of(load(row), load(row + rows_.stride), load(to_->shrinks + j * lanes));
+                codes[i][j] = Pairs::of(load(row), load(row + rows.stride), shrink[j]);
+        });
+    }
+
+  private:
+    /// do_one(i, row 2 i) for all twos of rows.
+    template <class Rows, class Fn>
+    void each_two(const Rows& rows, const Fn& do_one) const {
+        constexpr int64_t kTwos = kBlockTokens / 2;
+        for (int64_t i = first, next; i < end; i = next) {
+            next = i / kTwos * kTwos + kTwos < end ? i / kTwos * kTwos + kTwos : end;
+            const auto* row = rows.row(2 * i);
+            for (int64_t k = i; k < next; ++k, row += 2 * rows.stride) do_one(k, row);
         }
     }
 
-    template <class Number>
-    void add_squares(const Number* row) {
-#pragma GCC unroll 2
-        for (int k = 0; k < 2; ++k) {
+    template <class Rows>
+    void find_scales(const Rows& rows) {
+        Vec squares[2][kPairVectors];
 #pragma GCC unroll 4
-            for (int j = 0; j < kPairVectors; ++j) {
-                const Vec some = load(row + k * rows_.stride + j * lanes);
-                squares_[k][j] = fma(some, some, squares_[k][j]);
+        for (int j = 0; j < kPairVectors; ++j) squares[0][j] = squares[1][j] = splat(0);
+        each_two(rows, [&](int64_t, auto* row) {
+#pragma GCC unroll 2
+            for (int k = 0; k < 2; ++k) {
+#pragma GCC unroll 4
+                for (int j = 0; j < kPairVectors; ++j) {
+                    const Vec some = load(row + k * rows.stride + j * lanes);
+                    squares[k][j] = fma(some, some, squares[k][j]);
+                }
             }
-        }
-    }
-
-    void find_scales() {
-        float* const shrinks = to_->shrinks;
-        for (int j = 0; j < kPairVectors; ++j) store(shrinks + j * lanes, squares_[0][j] + squares_[1][j]);
+        });
+        for (int j = 0; j < kPairVectors; ++j) store(shrinks + j * lanes, squares[0][j] + squares[1][j]);
         for (int64_t c = 0; c < kPairColumns; ++c) {
             const PairScale scale = pair_scale(shrinks[c], kRowNorm);
             shrinks[c] = scale.shrink;
-            to_->units[c] = scale.unit;
+            units[c] = scale.unit;
         }
     }
-
-    PairStrip<Pairs>* to_;
-    Rows rows_;
-    int64_t twos_ = 0, at_ = 0, each_ = 0;
-    Vec squares_[2][kPairVectors];
 };
 
 /// Adds V vectors of columns for Q pairs.
-template <int Q, int V, class Pairs, class Next>
+template <int Q, int V, class Pairs>
 void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pairs>& strip, int64_t vector,
-                   const AbsorbedValues& x, float* out, Beside<Next>& beside) {
+                   const AbsorbedValues& x, float* out, NextRowsPrefetch& ahead) {
     RowSums acc[Q][V];
 #pragma GCC unroll 8
     for (int k = 0; k < Q; ++k) {
@@ -182,7 +167,7 @@ void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pai
     const int16_t* from = weights.codes + pair * kAbsorbedRows + 2 * strip.first;
     const Pairs* codes_at = strip.codes[strip.first] + vector;
     for (int64_t i = strip.first, next; i < strip.end; i = next) {
-        beside.step();
+        ahead.step();
         next = i + step < strip.end ? i + step : strip.end;
         for (const Pairs* const end = codes_at + (next - i) * kPairVectors; codes_at < end;) {
             Pairs codes[V];
@@ -213,40 +198,23 @@ void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pai
     }
 }
 
-/// Adds a strip for all pairs, and fills the next beside it. Columns past the last of a row are written too:
-/// `out` has room for them.
-template <class Pairs, class Next>
+/// Adds a strip for all pairs. Columns past the last of a row are written too: `out` has room for them.
+template <class Pairs>
 void add_pair_strip(const AbsorbedValues& x, int64_t column, const PairWeights& weights,
-                    const PairStrip<Pairs>& strip, Next next) {
+                    const PairStrip<Pairs>& strip) {
     constexpr int V = 2, Q = registers / 4;
     const int64_t strips = (x.heads * x.dim + kPairColumns - 1) / kPairColumns;
-    Beside<Next> beside = {NextRowsPrefetch(x, column / kPairColumns, strips), next};
-    beside.divide((x.n_pairs + Q - 1) / Q * kSteps * (kPairVectors / V));
+    NextRowsPrefetch ahead(x, column / kPairColumns, strips);
+    ahead.divide((x.n_pairs + Q - 1) / Q * kSteps * (kPairVectors / V));
     int64_t pair = 0;
     const auto with = [&](auto kernel, int64_t n) {
         for (; pair + n <= x.n_pairs; pair += n)
             for (int64_t vector = 0; vector < kPairVectors; vector += V)
-                kernel(weights, pair, strip, vector, x, x.out + column, beside);
+                kernel(weights, pair, strip, vector, x, x.out + column, ahead);
     };
-    with(add_pair_tile<Q, V, Pairs, Next>, Q);
-    if constexpr (Q > 4) with(add_pair_tile<Q / 2, V, Pairs, Next>, Q / 2);
-    with(add_pair_tile<1, V, Pairs, Next>, 1);
-    next.finish();
-}
-
-/// Adds all columns by products of int16. rows_at(column): the rows of the strip from there on; at the width
-/// of a row, of none.
-template <class Pairs, class RowsAt>
-void absorb_pairs(const AbsorbedValues& x, const PairWeights& weights, const RowsAt& rows_at) {
-    using Filling = PairFilling<Pairs, decltype(rows_at(0))>;
-    const int64_t width = x.heads * x.dim;
-    PairStrip<Pairs> strips[2];
-    const auto filling = [&](int64_t column) {
-        return Filling(x, column < width ? strips + column / kPairColumns % 2 : nullptr, rows_at(column));
-    };
-    filling(0).finish();
-    for (int64_t column = 0; column < width; column += kPairColumns)
-        add_pair_strip(x, column, weights, strips[column / kPairColumns % 2], filling(column + kPairColumns));
+    with(add_pair_tile<Q, V, Pairs>, Q);
+    if constexpr (Q > 4) with(add_pair_tile<Q / 2, V, Pairs>, Q / 2);
+    with(add_pair_tile<1, V, Pairs>, 1);
 }
 
 /// The same in floats, for runs of pairs whose outputs are consecutive.

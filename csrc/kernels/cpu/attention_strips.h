@@ -87,7 +87,7 @@ class Gathering {
 /// Beside a tile of products other work is done in this many steps.
 constexpr int64_t kSteps = registers == 32 ? 8 : 4;
 
-/// Prefetches a strip's share of the rows that are read after these: into L2, L1 is full of strips.
+/// Prefetches a strip's share of the rows that are read after these, in steps.
 class NextRowsPrefetch {
   public:
     NextRowsPrefetch(const AbsorbedValues& x, int64_t strip, int64_t strips)
