@@ -254,7 +254,7 @@ def test_tokens_that_llama_cpp_suppresses_never_come(tiny, tmp_path):
     """Its converter writes them into files of Gemma 4; ids beyond the vocabulary say nothing there either."""
     with slimrt.Model(tiny) as model:
         plain = model.generate("hello", max_tokens=3, temperature=0.0).tokens
-    never = {"tokenizer.ggml.suppress_tokens": array([plain[0], 1 << 20], GGUFValueType.INT32)}
+    never = {"tokenizer.ggml.suppress_tokens": array([plain[0], 1 << 20, -1], GGUFValueType.INT32)}
     write_gguf(tmp_path / "m.gguf", read_gguf(tiny).with_metadata(never), show_progress=False)
     with slimrt.Model(tmp_path / "m.gguf") as model:
         assert plain[0] not in model.generate("hello", max_tokens=3, temperature=0.0).tokens

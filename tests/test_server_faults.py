@@ -255,7 +255,10 @@ class TestPings:
 
     def test_a_queue_longer_than_proxies_wait(self, tmp_path: Path) -> None:
         """Then a stream begins before they give up, and its refusal is an event; others keep their status."""
-        before = "import slimrt.server.texts as t; t.PING_EVERY = t.Limits.silence = 0.3"
+        before = (
+            "import slimrt.server.limits as m, slimrt.server.texts as t\n"
+            "m._PROXY, m.PING_EVERY, t.PING_EVERY = 0.6, 0.3, 0.3"
+        )
         with served(tmp_path, "--parallel", "1", "--queue-timeout", "1.5", before=before) as server:
             with server.begin(ENDLESS_CHAT) as endless:
                 assert b"200 OK" in endless.recv(65536)

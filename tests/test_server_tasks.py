@@ -118,7 +118,7 @@ def test_sounds_wait_their_turn_only_so_long(tmp_path):
 def test_a_stream_of_a_sound_pings_in_a_queue_longer_than_proxies_wait(tmp_path):
     before = (
         "import slimrt.generation.loop as l, slimrt.server.limits as m, slimrt.server.sounds as s, time\n"
-        "s.PING_EVERY = m.Limits.silence = 0.2\n"
+        "m._PROXY, m.PING_EVERY, s.PING_EVERY = 0.4, 0.2, 0.2\n"
         "step = l.Loop._compute; l.Loop._compute = lambda *a: (time.sleep(0.4), step(*a))"
     )
     limits = ("--parallel", "1", "--queue-timeout", "0.8")

@@ -60,7 +60,7 @@ def most_at_once(source: ModelSource, choice: CacheChoice, layers: Sequence[Laye
     width = max(int(sizes["d_model"]), source.kv_width)
     plain = modes <= INVERTED.keys() and not crossing
     matrices = _TO_INVERT if plain else _FOR_LATENTS if modes <= set(AGING) and not crossing else _FOR_OTHERS
-    rows = WHITE_ROWS if plain else MEASURED_ROWS
+    rows = WHITE_ROWS if plain or source.has_encoder else MEASURED_ROWS  # without a text
     folding = sizes["mapped"] + made + matrices * 8 * width * max(width, rows)
     copying = sizes["mapped"] + sizes["total"] + made  # the engine has its own of what was made
     return max(folding, copying, 0 if plain or source.has_encoder else source.calibrating)

@@ -25,13 +25,18 @@ def logits(runtime: Runtime, ids: list[int]) -> NDArray[np.float32]:
 
 def _logits(runtime: Runtime, ids: list[int]) -> Task[NDArray[np.float32]]:
     """The same as a task: in one step, or beside others in pieces."""
-    parts, at = list[NDArray[np.float32]](), 0
     with Session.new(runtime) as session:
         session.replaceable = True
+        part: NDArray[np.float32] = yield Read(session, ids, most=len(ids))
+        if (at := len(part)) == len(ids):
+            return part
+        made = np.empty((len(ids), part.shape[1]), np.float32)
+        made[:at] = part
         while at < len(ids):
-            parts.append((yield Read(session, ids[at:], most=len(ids))))
-            at += len(parts[-1])
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            part = yield Read(session, ids[at:], most=len(ids))
+            made[at : at + len(part)] = part
+            at += len(part)
+        return made
 
 
 def score(runtime: Runtime, ids: list[int]) -> Score:

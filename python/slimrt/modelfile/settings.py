@@ -54,8 +54,10 @@ class Settings:
         known = set(file.keys())
         values = {name: _checked(key, file.value(key), n_vocab) for name, key in said.items() if key in known}
         if SUPPRESSED in known and "suppress_tokens" not in values:
-            ids = _checked(SUPPRESSED, file.value(SUPPRESSED), _MOST)
-            values["suppress_tokens"] = tuple(id for id in ids if id < n_vocab)
+            ids = file.value(SUPPRESSED)
+            if isinstance(ids, list):  # without those of no token
+                ids = [id for id in ids if type(id) is not int or 0 <= id < n_vocab]
+            values["suppress_tokens"] = _checked(SUPPRESSED, ids, n_vocab)
         return cls(**values)
 
 

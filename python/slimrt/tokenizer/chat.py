@@ -34,6 +34,7 @@ _LEFT_OUT = {  # by role, what is said of a message that a template does not wri
 _PRIVATE_USE = range(0xE000, 0xF900)  # characters that no vocabulary has, and that are not white space
 
 _MOST_UNREAD = 100  # names of variables that a template does not read, until no more is said: clients choose them
+_LONGEST_UNREAD = 80  # characters of one that are kept
 
 # Where a template searches its input for a text, as in content.split('</think>') or '</think>' in content.
 _SEARCHES = re.compile(
@@ -277,7 +278,8 @@ def _searched_for(template: str) -> str:
 
 def _tell_of_unread(variables: Mapping[str, Any], writer: CompiledTemplate, own: Iterable[str]) -> None:
     """Say once which variables the template does not read: the name may be misspelt, or another model's."""
-    unread = variables.keys() - writer.reads - writer.unread - {"tools"}  # of tools the caller knows what became
+    names = {name[:_LONGEST_UNREAD] for name in variables}  # clients choose them
+    unread = names - writer.reads - writer.unread - {"tools"}  # of tools the caller knows what became
     if not unread or len(writer.unread) > _MOST_UNREAD:
         return
     writer.unread |= unread
