@@ -249,7 +249,7 @@ def test_every_sequence_may_be_full_and_one_more_is_refused(engine):
     engine.append([(sequence, ids_of(sequence, 300)) for sequence in sequences])
     one_more = engine.fork(first)
     engine.truncate(one_more, 399)
-    with pytest.raises(slimrt.ContextOverflowError, match="window of 13 and .* are needed. Raise n_seqs, or free"):
+    with pytest.raises(slimrt.ContextOverflowError, match="window of 13 and .* are needed. .* or end the texts"):
         engine.append([(one_more, np.array([7], np.int32))])
     assert [engine.length(sequence) for sequence in sequences] == [400] * 3 and engine.length(one_more) == 399
     engine.free_sequence(first)
