@@ -168,60 +168,45 @@ int64_t extract_outliers(float* p, int64_t n, bool codes, int32_t pair, float fa
 
 namespace {
 
-/// The rows of a lane of q8. Reading past the last column of a head is safe: its scales follow in memory.
-struct Q8Rows {
-    int64_t stride;
-    RowsOf<Int8> operator()(const char* from) const { return {from, static_cast<size_t>(stride)}; }
-};
-
-/// The scales of a stored head's rows, 0 where there is no row.
-void read_scales(const AbsorbedValues& x, int64_t head, float (&scales)[kAbsorbedRows]) {
-    memset(scales, 0, sizeof scales);
-    each_block(x, [&](int64_t row, int64_t end) {
-        const char* const all = head_of(x, row / kBlockTokens, head) + kBlockTokens * x.dim;
-        const float* const from = reinterpret_cast<const float*>(all) + row % kBlockTokens;
-        if (end - row == kBlockTokens)  // constant size: inlined
-            memcpy(scales + row, from, kBlockTokens * sizeof(float));
-        else
-            memcpy(scales + row, from, static_cast<size_t>(end - row) * sizeof(float));
+void gather_q8(const AbsorbedValues& x, int64_t head, Strip& strip) {
+    const int64_t stride = x.dim;
+    // Reading past the last column of a head is safe: its scales follow in memory.
+    each_lane(x, head, strip.column % stride, stride, strip, [&](const char* from, RowCodes* to) {
+        transpose_rows(RowsOf<Int8>{from, static_cast<size_t>(stride)}, to);
     });
-}
-
-void absorb_q8_by_strips(const AbsorbedValues& x, Weights& weights) {
-    Strip strips[2];
-    const auto gathering = [&](int64_t at) {
-        Strip& to = strips[at % 2];
-        place_strip(x, at, kStripColumns, to);
-        return Gathering<Q8Rows>(x, at < to.strips ? &to : nullptr, to.column % x.dim, {x.dim});
-    };
-    gathering(0).finish();
-    for (int64_t at = 0, n = strips[0].strips; at < n; ++at) {
-        const Strip& strip = strips[at % 2];
-        if (strip.column % x.dim == 0) {
-            alignas(64) float scales[kAbsorbedRows];
-            read_scales(x, strip.head, scales);
-            weights.quantise(scales);
-        }
-        add_strip<absorbed_vectors, false>(x, strip, weights, gathering(at + 1));
-    }
+    find_start(strip);
 }
 
 template <class Codes>
 void absorb_q8(const AbsorbedValues& x) {
     Weights weights(x);
-    if constexpr (fits_tiles) {
-        if (by_tiles(x)) {
-            x.tiles->begin();
-            for (int64_t head = 0; head < x.heads; ++head) {
-                alignas(64) float scales[kAbsorbedRows];
-                read_scales(x, head, scales);
-                weights.quantise(scales);
+    const bool tiles = by_tiles(x);
+    if (tiles) x.tiles->begin();
+    for (int64_t head = 0, at = 0; head < x.heads; ++head) {
+        alignas(64) float scales[kAbsorbedRows] = {};
+        each_block(x, [&](int64_t row, int64_t end) {
+            const char* const all = head_of(x, row / kBlockTokens, head) + kBlockTokens * x.dim;
+            const float* const from = reinterpret_cast<const float*>(all) + row % kBlockTokens;
+            if (end - row == kBlockTokens)  // constant size: inlined
+                memcpy(scales + row, from, kBlockTokens * sizeof(float));
+            else
+                memcpy(scales + row, from, static_cast<size_t>(end - row) * sizeof(float));
+        });
+        weights.quantise(scales);
+        if constexpr (fits_tiles) {
+            if (tiles) {
                 add_tiled<Codes>(x, weights, head);
+                continue;
             }
-            return x.tiles->end();
+        }
+        for (int64_t column = 0; column < x.dim; column += kStripColumns) {
+            Strip strip;
+            place_strip(x, at++, kStripColumns, strip);
+            gather_q8(x, head, strip);
+            add_strip<absorbed_vectors, false>(x, strip, weights);
         }
     }
-    absorb_q8_by_strips(x, weights);
+    if (tiles) x.tiles->end();
 }
 
 /// Adds columns [column, column + n), a strip, by products of int16.

@@ -156,14 +156,14 @@ struct PairStrip {
 /// Adds V vectors of columns for Q pairs.
 template <int Q, int V, class Pairs>
 void add_pair_tile(const PairWeights& weights, int64_t pair, const PairStrip<Pairs>& strip, int64_t vector,
-                   const AbsorbedValues& x, float* out, NextRowsPrefetch& ahead) {
+                   const AbsorbedValues& x, float* out, PrefetchSteps ahead) {
     RowSums acc[Q][V];
 #pragma GCC unroll 8
     for (int k = 0; k < Q; ++k) {
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j) acc[k][j] = zero_sums(RowCodes{});
     }
-    const int64_t step = x.rows / 2 / kSteps;
+    const int64_t step = x.rows / 2 / kPrefetchSteps;
     const int16_t* from = weights.codes + pair * kAbsorbedRows + 2 * strip.first;
     const Pairs* codes_at = strip.codes[strip.first] + vector;
     for (int64_t i = strip.first, next; i < strip.end; i = next) {
@@ -204,13 +204,15 @@ void add_pair_strip(const AbsorbedValues& x, int64_t column, const PairWeights& 
                     const PairStrip<Pairs>& strip) {
     constexpr int V = 2, Q = registers / 4;
     const int64_t strips = (x.heads * x.dim + kPairColumns - 1) / kPairColumns;
-    NextRowsPrefetch ahead(x, column / kPairColumns, strips);
-    ahead.divide((x.n_pairs + Q - 1) / Q * kSteps * (kPairVectors / V));
+    NextRowsPrefetch rows_ahead(x, column / kPairColumns, strips);
     int64_t pair = 0;
     const auto with = [&](auto kernel, int64_t n) {
-        for (; pair + n <= x.n_pairs; pair += n)
+        for (; pair + n <= x.n_pairs; pair += n) {
+            const PrefetchSteps ahead = rows_ahead.take(n, kPrefetchSteps);
             for (int64_t vector = 0; vector < kPairVectors; vector += V)
-                kernel(weights, pair, strip, vector, x, x.out + column, ahead);
+                kernel(weights, pair, strip, vector, x, x.out + column,
+                       vector == 0 ? ahead : PrefetchSteps());
+        }
     };
     with(add_pair_tile<Q, V, Pairs>, Q);
     if constexpr (Q > 4) with(add_pair_tile<Q / 2, V, Pairs>, Q / 2);

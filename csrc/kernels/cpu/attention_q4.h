@@ -65,30 +65,24 @@ struct Q4Scales {
     }
 };
 
-/// The rows of a lane of q4: the two halves of a group share bytes.
+/// Gathers a strip of columns of one group.
 template <class Rows>
-struct Q4Rows {
-    int64_t stride;
-    int shift;
-    Rows operator()(const char* from) const {
-        return {reinterpret_cast<const uint8_t*>(from), stride, shift};
-    }
-};
+void gather_q4(const AbsorbedValues& x, int64_t head, Strip& strip) {
+    const int64_t stride = x.dim / 2, column = strip.column % x.dim;
+    constexpr int64_t kHalf = kQ4Columns / 2;  // the two halves of a group share bytes
+    const int64_t first = column / kQ4Columns * kHalf;
+    const int shift = column % kQ4Columns ? 4 : 0;
+    each_lane(x, head, first, stride, strip, [&](const char* from, RowCodes* to) {
+        transpose_rows(Rows{reinterpret_cast<const uint8_t*>(from), stride, shift}, to);
+    });
+    find_start(strip);
+}
 
 template <class Rows>
 void absorb_q4(const AbsorbedValues& x) {
     constexpr int64_t columns = kStripColumns < kQ4Columns ? kStripColumns : kQ4Columns;
     Weights weights(x);
     Q4Scales some;
-    Strip strips[2];
-    const auto gathering = [&](int64_t at) {
-        Strip& to = strips[at % 2];
-        place_strip(x, at, columns, to);
-        const int64_t column = to.column % x.dim, first = column / kQ4Columns * (kQ4Columns / 2);
-        return Gathering<Q4Rows<Rows>>(x, at < to.strips ? &to : nullptr, first,
-                                       {x.dim / 2, column % kQ4Columns ? 4 : 0});
-    };
-    gathering(0).finish();
     for (int64_t group = 0, at = 0, groups = q4_groups(x); group < groups; group += lanes) {
         const int64_t n = groups - group < lanes ? groups - group : lanes;
         some.read(x, group, n);
@@ -96,8 +90,12 @@ void absorb_q4(const AbsorbedValues& x) {
         for (int64_t i = 0; i < n; ++i) {
             weights.take_offsets(i);
             weights.quantise(some.scales[i]);
-            for (int64_t c = 0; c < kQ4Columns; c += columns, ++at)
-                add_strip<columns / lanes, true>(x, strips[at % 2], weights, gathering(at + 1));
+            for (int64_t c = 0; c < kQ4Columns; c += columns) {
+                Strip strip;
+                place_strip(x, at++, columns, strip);
+                gather_q4<Rows>(x, Q4Place(x, group + i).head, strip);
+                add_strip<columns / lanes, true>(x, strip, weights);
+            }
         }
     }
 }

@@ -61,7 +61,6 @@ class Weights {
         outliers_ = all_offsets_ + stride_ * kMaxOffsets;
         listed_ = reinterpret_cast<Outlier*>(outliers_ + stride_ * 2 * kMaxOutliers);
         sums_ = reinterpret_cast<int32_t*>(listed_ + stride_ * 2 * kMaxOutliers);
-        firsts_ = sums_ + (x.n_pairs + 31) / 32 * kTiledSums;
         for (int64_t pair = x.n_pairs; pair < stride_; ++pair) tops_[pair] = 0;
         for (int64_t pair = 0; pair < x.n_pairs; ++pair) {
             const float* const p = x.p + pair * kAbsorbedRows;
@@ -79,8 +78,6 @@ class Weights {
     /// What is added in floats, sorted by pair: outliers, and the weights of rows whose scale is one.
     const Outlier* outliers() const { return all_; }
     int64_t n_outliers() const { return n_all_; }
-    /// The number of outliers of pairs before this one.
-    int64_t first_outlier(int64_t pair) const { return firsts_[pair]; }
     /// An outlier weight times its row's scale.
     float outlier(int64_t i) const { return outliers_[i]; }
     /// Where tiles sum a vector of columns, from column c of a strip on, for a pair. Of the first of 32 pairs
@@ -115,9 +112,6 @@ class Weights {
             quantise_pair(q15_ + pair * kAbsorbedRows, codes, shrinks_[pair], x_.rows,
                           codes_ + pair * kAbsorbedRows);
         for (int64_t i = 0; i < n_all_; ++i) outliers_[i] = all_[i].weight * scales[all_[i].row];
-        int32_t i = firsts_[0] = 0;
-        for (int64_t pair = 0; pair < x_.n_pairs; firsts_[++pair] = i)
-            while (i < n_all_ && all_[i].pair == x_.pairs[pair]) ++i;
     }
 
   private:
@@ -207,7 +201,7 @@ class Weights {
     int64_t n_all_;
     int16_t* q15_;
     WeightCode* codes_;
-    int32_t *sums_, *firsts_;
+    int32_t* sums_;
 };
 
 }  // namespace

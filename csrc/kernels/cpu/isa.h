@@ -130,8 +130,8 @@ inline constexpr int64_t kTiledSums = 32 * 64;
 /// Floats of scratch that absorb_values() needs for the weights of so many pairs.
 inline constexpr int64_t weight_floats(int64_t pairs) {
     constexpr int64_t listed = 2 * kMaxOutliers * (1 + int64_t(sizeof(Outlier) / sizeof(float)));
-    constexpr int64_t each = kAbsorbedRows + kAbsorbedRows / 2 + kBlockTokens + 4 + kMaxOffsets + listed;
-    return (pairs + 15) / 16 * 16 * each + (pairs + 31) / 32 * kTiledSums + 16;
+    constexpr int64_t each = kAbsorbedRows + kAbsorbedRows / 2 + kBlockTokens + 3 + kMaxOffsets + listed;
+    return (pairs + 15) / 16 * 16 * each + (pairs + 31) / 32 * kTiledSums;
 }
 
 /// Operands of four products of tiles, two of a with two of b, of rows of 64 * steps bytes of a; distances in
