@@ -39,6 +39,19 @@ def test_others_may_use_the_model_between_the_pieces_of_a_stream(tiny):
         assert text == alone
 
 
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_a_stream_ends_for_its_reader_when_another_thread_ends_it(model, end):
+    """The reader got an error that is no part of the interface."""
+    pieces = model.stream(PROMPT, max_tokens=40, on_progress=lambda *call: time.sleep(0.01), **GREEDY)
+    ending = threading.Timer(0.05, getattr(pieces, end))
+    ending.start()
+    text = "".join(pieces)
+    ending.join()
+    result = pieces.result
+    assert result.finish_reason == "unfinished" and result.text.startswith(text) and len(result.tokens) < 40
+    assert list(pieces) == []
+
+
 def test_logits_wait_for_rows_that_others_hold_for_a_while(tiny):
     """Room for one of these texts at a time: they came as ContextOverflowError."""
     ids = [BOS, *range(10, 90)]

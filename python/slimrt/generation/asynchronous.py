@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from slimrt.generation.options import GenerateOptions
 from slimrt.generation.stream import Stream
-from slimrt.generation.tickets import Cancelled
 from slimrt.runtime.runtime import Runtime
 
 Result = TypeVar("Result")
@@ -42,7 +41,7 @@ async def iterate_in_thread(
 
     def work() -> None:
         try:
-            with suppress(_Cancelled, Cancelled), stream(_stopping(options, cancelled)) as pieces:
+            with suppress(_Cancelled), stream(_stopping(options, cancelled)) as pieces:
                 begun.append(pieces)
                 for piece in pieces if not cancelled.is_set() else ():
                     loop.call_soon_threadsafe(queue.put_nowait, piece)

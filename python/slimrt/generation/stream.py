@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from slimrt.generation.generate import Run
 from slimrt.generation.loop import loop_of
-from slimrt.generation.tickets import Call, Ticket
+from slimrt.generation.tickets import Call, Cancelled, Ticket
 from slimrt.plumbing.closing import Closing
 from slimrt.results import Generation
 from slimrt.runtime.runtime import Runtime
@@ -44,11 +44,14 @@ class Stream(Closing, Iterator[str]):
             text, self._text = self._text, ""
             return text
         self._ended = True
-        self._ticket.result()
+        try:
+            self._ticket.result()
+        except Cancelled:  # by another thread
+            self.close()
         raise StopIteration
 
     def cancel(self) -> None:
-        """End the text at the next step, from any thread, without waiting for that."""
+        """End the text at the next step, from any thread, without waiting for that. Iteration ends as after close()."""
         self._ticket.cancel()
 
     def close(self) -> None:
