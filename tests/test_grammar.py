@@ -480,6 +480,7 @@ def test_gbnf_and_lark_are_told_apart():
             ["a", "aee", "f"],
             ["", "ab", "fg", "ah"],
         ),
+        ('root ::= "b"{2}* ("c" "d"?)+{2} r*+\nr ::= "<" root ">"', ["cc", "bbbbcdc<cc>"], ["bbb", "bbbcc", "bbcd"]),
         ('root ::= "a"{2,} "b"{00,1} "c"{2}', ["aacc", "aaabcc"], ["acc", "aabc", "aabbcc"]),
         ("root ::= [+--] [-^a-] [&&~~]", [",^~", "--&", "+a&"], ["/a&", "-b&"]),
         ('root ::= "(" root ")" | ("x"* "y")?', ["", "((xxy))", "()"], ["(x)", "(()"]),

@@ -76,6 +76,8 @@ def _rules(text: str) -> dict[str, list[str | tuple[str, str]]]:
                 raise GrammarError(f"not GBNF: {found[0]} has nothing to repeat")
             parts[item:] = ['""']
             continue
+        if part[0] in "*+?{" and parts and parts[-1][0] in "*+?{":  # of a repetition, which Lark wants in a group
+            parts[item:] = ["(", *parts[item:], ")"]
         if part == "(":
             opened.append(len(parts))
         if part[0] not in "*+?{":
