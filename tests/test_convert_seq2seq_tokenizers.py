@@ -125,23 +125,27 @@ def test_sentencepiece_s_own_file(tmp_path):
     assert [made.special_tokens[f"<extra_id_{i}>"] for i in range(4)] == [1003, 1002, 1001, 1000]
 
 
-@pytest.mark.parametrize("rows, named", [(1152, True), (1100, False), (1280, False)])
+@pytest.mark.parametrize("rows, named", [(1152, 100), (1100, 0), (1280, 0), (1408, 300)])
 def test_sentinels_that_llama_cpp_s_converter_leaves_out(rows, named, tmp_path):
+    """T5's hundred, UMT5's three hundred."""
     directory = sentencepiece_directory(tmp_path, extra_ids=0)
     fields, _ = vocabulary_fields(directory, "t5", rows)
     assert fields["tokenizer.ggml.tokens"].value[1000:] == [f"[PAD{id}]" for id in range(1000, rows)]
     made = opened(fields)
-    assert ("<extra_id_0>" in made.special_tokens) is named
+    assert sum(text.startswith("<extra_id_") for text in made.special_tokens) == named
     if named:
         hello, world = (made.encode(text, add_special_tokens=False) for text in ("Hello", " world"))
-        assert made.encode("Hello<extra_id_0> world<extra_id_99>") == [*hello, 1099, *world, 1000, 2]
+        assert made.encode(f"Hello<extra_id_0> world<extra_id_{named - 1}>") == [*hello, 999 + named, *world, 1000, 2]
 
 
 def test_names_of_tokens_behind_the_pieces(tmp_path):
-    """T5's hundred sentinels by default; others are named one by one."""
+    """T5's hundred sentinels and UMT5's three hundred by default; others are named one by one."""
     directory = sentencepiece_directory(tmp_path)
     made = opened(vocabulary_fields(directory, "t5", 1128)[0])
     assert made.special_tokens["<extra_id_0>"] == 1099 and made.special_tokens["<extra_id_99>"] == 1000
+    (directory / "config.json").write_text(json.dumps({"model_type": "umt5"}))
+    made = opened(vocabulary_fields(directory, "t5", 1408)[0])
+    assert made.special_tokens["<extra_id_0>"] == 1299 and made.special_tokens["<extra_id_299>"] == 1000
     named = {"added_tokens_decoder": {"1004": {"content": "<extra_id_0>"}, "1005": {"content": "<mask>"}}}
     (directory / "tokenizer_config.json").write_text(json.dumps(named))
     made = opened(vocabulary_fields(directory, "t5", 1128)[0])

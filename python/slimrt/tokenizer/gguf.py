@@ -24,7 +24,7 @@ ADDED, ADDED_FLAGS = "tokenizer.slimrt.added", "tokenizer.slimrt.added_flags"
 """Fields of slimrt's own: ids of the tokens that the original tokenizer.json finds in a text before its model splits
 it, and how it finds each: bits, by their places in FLAGS. GGUF itself cannot say that."""
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
-_SENTINELS = 100
+_SENTINELS = (100, 300)  # of T5, of UMT5
 _MODELS = ("llama", "gpt2", "t5", "gemma4", embedded.MODEL)
 
 
@@ -144,16 +144,17 @@ def _types(ggml: Fields, tokens: list[str], spelled: bool) -> list[int]:
 
 
 def _with_sentinels(tokens: list[str], types: list[int]) -> tuple[list[str], list[int]]:
-    """Tokens and types with T5's hundred sentinels, which llama.cpp's converter does not know: behind the pieces it
-    writes [PADn] for all rows of the embedding, the next multiple of 128 above pieces and sentinels."""
+    """Tokens and types with the sentinels of T5 or UMT5, which llama.cpp's converter does not know: behind the pieces
+    it writes [PADn] for all rows of the embedding, the next multiple of 128 above pieces and sentinels."""
     begin, n = len(tokens), len(tokens)
     while begin and types[begin - 1] == Type.UNUSED and tokens[begin - 1] == f"[PAD{begin - 1}]":
         begin -= 1
-    if n != -(-(begin + _SENTINELS) // 128) * 128 or any("<extra_id_" in text for text in tokens):
+    count = next((one for one in _SENTINELS if n == -(-(begin + one) // 128) * 128), 0)
+    if not count or any("<extra_id_" in text for text in tokens):
         return tokens, types
-    named = [f"<extra_id_{i}>" for i in reversed(range(_SENTINELS))]
-    end = begin + _SENTINELS
-    return tokens[:begin] + named + tokens[end:], types[:begin] + [Type.CONTROL] * _SENTINELS + types[end:]
+    named = [f"<extra_id_{i}>" for i in reversed(range(count))]
+    end = begin + count
+    return tokens[:begin] + named + tokens[end:], types[:begin] + [Type.CONTROL] * count + types[end:]
 
 
 def _special_ids(ggml: Fields, tokens: list[str], types: list[int], sentencepiece: bool) -> dict[str, int]:

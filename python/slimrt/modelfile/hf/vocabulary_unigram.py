@@ -20,6 +20,7 @@ from slimrt.tokenizer.hf import read_json_if_any
 from slimrt.tokenizer.tokenizer import Tokenizer
 
 _UNUSED_SCORE = -10000.0
+_SENTINELS = {"t5": 100, "umt5": 300}  # by model_type, where nothing else says how many there are
 _SENTINEL = re.compile(r"<extra_id_\d+>")
 SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model")
 
@@ -99,14 +100,14 @@ def sentencepiece_fields(directory: Path, n_vocab: int) -> tuple[dict[str, GGUFV
 
 
 def _added(directory: Path, model: SentencePieceModel, n_vocab: int) -> Iterator[tuple[int, str]]:
-    """Tokens behind the pieces: those that are named, else T5's sentinels, counted down to <extra_id_0>."""
+    """Tokens behind the pieces: those that are named, else the sentinels, counted down to <extra_id_0>."""
     settings = read_json_if_any(directory / "tokenizer_config.json")
     named = {text: id for text, id in read_json_if_any(directory / "added_tokens.json").items() if isinstance(id, int)}
     for id, token in (settings.get("added_tokens_decoder") or {}).items():
         if id.isdecimal() and isinstance(token, dict):
             named[str(token.get("content"))] = int(id)
     if not any(_SENTINEL.fullmatch(text) for text in named):
-        usual = 100 if read_json_if_any(directory / "config.json").get("model_type") == "t5" else 0
+        usual = _SENTINELS.get(str(read_json_if_any(directory / "config.json").get("model_type")), 0)
         count = settings.get("extra_ids", usual)
         last = len(model.pieces) + (count if isinstance(count, int) else 0) - 1
         named |= {f"<extra_id_{last - id}>": id for id in range(len(model.pieces), last + 1)}
