@@ -634,6 +634,24 @@ def test_a_tied_head_may_be_stored_but_not_differ(tmp_path):
         read_hf(directory)
 
 
+@pytest.mark.parametrize("name, embed", [("llama_gqa_tied", "model.embed_tokens"), ("gpt2_tanh", "transformer.wte")])
+def test_a_tied_head_may_be_stored_in_place_of_the_embedding(name, embed, tmp_path):
+    """As safetensors' save_model() leaves it; transformers reads it."""
+    directory = Path(shutil.copytree(GOLDEN / name, tmp_path / "model"))
+    tensors = hf_tensors(directory)
+    for file in directory.glob("model*"):
+        file.unlink()
+    tensors["lm_head.weight"] = tensors.pop(f"{embed}.weight")
+    save_tensors(directory, tensors)
+    wanted, got = read_hf(GOLDEN / name)[0], read_hf(directory)[0]
+    assert wanted.tensors.keys() == got.tensors.keys()
+    assert all(np.array_equal(got.tensor(n).values(), t.values()) for n, t in wanted.tensors.items())
+    config = json.loads((directory / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFormatError, match=f"'{embed}.weight' is missing"):
+        read_hf(directory)
+
+
 def test_an_integer_tensor_is_refused_by_name(tmp_path):
     directory = Path(shutil.copytree(GOLDEN / "llama_mha", tmp_path / "model"))
     raw = bytearray((directory / "model.safetensors").read_bytes())

@@ -164,6 +164,10 @@ def test_a_tied_head_that_differs_becomes_a_matrix_of_its_own(tmp_path, changing
     both = directory(tmp_path / "both", tied.name, {"lm_head.weight": own})  # the head stored again
     slimrt.convert(both, tmp_path / "again.gguf", lora=tmp_path / "adapter")
     same(tmp_path / "again.gguf", tmp_path / "out.gguf", 0)
+    tensors = {name: t.astype(np.float32) for name, t in hf_tensors(both).items() if name != embed}
+    save_file(tensors, both / "model.safetensors")  # the head alone
+    slimrt.convert(both, tmp_path / "alone.gguf", lora=tmp_path / "adapter")
+    same(tmp_path / "alone.gguf", tmp_path / "out.gguf", 0)
     contradicting = directory(tmp_path / "contradicting", tied.name, {"lm_head.weight": own + 1})
     with pytest.raises(ModelFormatError, match="tie_word_embeddings is true, but lm_head.weight differs"):
         slimrt.convert(contradicting, tmp_path / "none.gguf", lora=save_adapter(tmp_path / "q", as_parts(pair)))

@@ -43,7 +43,7 @@ def read_hf(directory: Path, adapters: Sequence[Peft] = ()) -> tuple[ModelData, 
         UnsupportedError: an unknown model type, or something that changes the mathematics and is not handled.
     """
     config = Config.of(directory)
-    untied, family = _untied(config, Checkpoint(directory), adapters), config.family
+    untied, family = _untied(config, _embedded(config, Checkpoint(directory)), adapters), config.family
     adapted = Adapted(untied, adapters, family.head, family.conv1d)
     part = TextPart(adapted, config.wrapped_in)
     for adapter, places in adapted.changes:
@@ -61,7 +61,20 @@ def read_hf(directory: Path, adapters: Sequence[Peft] = ()) -> tuple[ModelData, 
     return model.with_metadata(settings | pooling | vocabulary), warnings + unapplied + unpooled
 
 
-def _untied(config: Config, checkpoint: Checkpoint, adapters: Sequence[Peft]) -> Checkpoint | Alias:
+def _embedded(config: Config, checkpoint: Checkpoint) -> Checkpoint | Alias:
+    """The weights with the token embedding among them, where the files hold it as a decoder's tied head alone: of two
+    names of one matrix safetensors' save_model() keeps the first in the alphabet."""
+    family, (module, _) = config.family, config.family.outside["token_embd"]
+    if not (family.head and config.get("tie_word_embeddings")) or len(family.stacks) > 1:
+        return checkpoint
+    head = next((name for name in checkpoint.entries if _is(name, family.head)), None)
+    if head is None or any(_is(name, module) for name in checkpoint.entries):
+        return checkpoint
+    around = head.removesuffix(f"{family.head}.weight")
+    return Alias(checkpoint, f"{around}{family.stem}{module}.weight", head)
+
+
+def _untied(config: Config, checkpoint: Checkpoint | Alias, adapters: Sequence[Peft]) -> Checkpoint | Alias:
     """The weights with a decoder's head among them, if that is the token embedding: PEFT changes one where tokens are
     looked up, and the other where logits are computed. If the two are the same afterwards, one is stored."""
     family = config.family

@@ -67,9 +67,9 @@ class Checkpoint:
 class Alias:
     """The tensors of a checkpoint, of which `other` has a second name."""
 
-    def __init__(self, checkpoint: Checkpoint, name: str, other: str):
+    def __init__(self, checkpoint: Checkpoint | Alias, name: str, other: str):
         self._checkpoint, self._name, self._other = checkpoint, name, other
-        self.entries = {**checkpoint.entries, name: checkpoint.entries[other]}
+        self.entries: dict[str, Entry] = {**checkpoint.entries, name: checkpoint.entries[other]}
 
     def elements(self, name: str) -> np.ndarray:
         """As `Checkpoint.elements`."""
