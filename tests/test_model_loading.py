@@ -80,6 +80,18 @@ def test_a_fold_that_does_not_fit_is_refused_beforehand(tmp_path):
     assert asked.cache == "k" and asked.folding == 0
 
 
+def test_a_context_that_folding_leaves_no_room_for_is_called_so():
+    """It was said to be the most that fits, and not that a converted file has room for all of it."""
+    path = SHIPPED / "tale-llama.gguf"
+    asked = slimrt.plan(path, cache="k").asked
+    assert asked.total < asked.folding - 1
+    said = "tokens, the most that fits in .* while the model is folded, not 2048: converted for this cache"
+    with pytest.warns(UserWarning, match=said):
+        model = slimrt.Model(path, cache="k", memory_limit=asked.folding - 1, allow_lossy=True)
+    with model:
+        assert 256 <= model.n_ctx < 2048
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

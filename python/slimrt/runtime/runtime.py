@@ -270,11 +270,16 @@ def _require_room(planner: Planner, choice: CacheChoice, sizes: MemorySizes) -> 
 
 def _what_fits(planner: Planner, choice: CacheChoice, n_ctx: int) -> int:
     """A default context reduced to what fits, with a note; unchanged if less than LEAST_FITTED would fit."""
-    if planner.fits(choice, n_ctx) or (largest := planner.largest_n_ctx(choice)) < LEAST_FITTED:
+    sizes = planner.sizes(choice, n_ctx)
+    if planner.fit(sizes) or (largest := planner.largest_n_ctx(choice)) < LEAST_FITTED:
         return n_ctx
+    while_folded, way = "", "give n_ctx (--ctx) to require it"
+    if sizes.total <= planner.limit < sizes.folding:
+        while_folded = " while the model is folded"
+        way = "converted for this cache (slimrt convert), it has room for all of them"
     tell(
-        f"the context is {largest} tokens, the most that fits in {format_bytes(planner.limit)}, not {n_ctx}: "
-        "give n_ctx (--ctx) to require it"
+        f"the context is {largest} tokens, the most that fits in {format_bytes(planner.limit)}{while_folded}, not "
+        f"{n_ctx}: {way}"
     )
     return largest
 
