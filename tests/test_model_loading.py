@@ -46,7 +46,15 @@ def test_k_is_folded_while_loading_and_says_so_to_who_wants_to_know(tiny, capsys
 @pytest.mark.unsanitized  # whose shadow of memory Python does not see
 @pytest.mark.parametrize(
     ("name", "cache"),
-    [("random", "k"), ("random", "k+r:q8"), ("tale-llama", "k+r:q8"), ("tale-llama", "lowrank"), ("tale-t5", "k+r")],
+    [
+        ("random", "k"),
+        ("random", "k+r:q8"),
+        ("tale-llama", "k+r:q8"),
+        ("tale-llama", "lowrank"),
+        ("tale-t5", "k+r"),
+        ("tale-neox", "xr:f16"),
+        ("tale-neox", "xr:q8"),
+    ],
 )
 def test_folding_takes_no_more_than_planned(name, cache, tmp_path):
     path = SHIPPED / f"{name}.gguf"

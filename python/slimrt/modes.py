@@ -50,6 +50,9 @@ FOLDED = {mode.name: next(fold.suffix for fold in mode.folds if fold.required) f
 # mode of cross-attention -> all its folded tensors in a layer
 CROSS_FOLDED = {mode.name: tuple(fold.suffix for fold in mode.folds if fold.required) for mode in _CROSS if mode.folds}
 
+# types with scales shared by channels, for which static scales make the channels' ranges alike
+STATIC_SCALES = ("q8", "fp8_e4m3", "q4", "q3", "q2")
+
 # suffixes of the names of folded tensors
 FOLD_SUFFIXES = tuple(sorted({f".{fold.suffix}" for mode in (*_SELF, *_CROSS) for fold in mode.folds}))
 
@@ -66,6 +69,11 @@ _RESIDUALS = {
     "q3": (4, "q4"),
     "q2": (4, "q4"),
 }
+
+
+def reads_text(mode: str, type: str) -> bool:
+    """Whether a fold for rows of this type measures the layer's inputs on a text."""
+    return mode in (RESIDUAL_MODE, *AGING) or (mode == "xr" and type in STATIC_SCALES)
 
 
 def check_type(name: object, what: str, known: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from slimrt.cache.config import CacheChoice, LayerCache
 from slimrt.info import Plan
 from slimrt.modelfile.source import MEASURED_ROWS, WHITE_ROWS, ModelSource
-from slimrt.modes import AGING, CROSS_FOLDED, FOLDED, INVERTED
+from slimrt.modes import AGING, CROSS_FOLDED, FOLDED, INVERTED, reads_text
 
 # Most float64 matrices of a layer that folding holds at once, as wide as the model or K: to invert one, with LAPACK's
 # copies; for latents; for a residual, or K and V of cross-attention
@@ -58,9 +58,10 @@ def most_at_once(source: ModelSource, choice: CacheChoice, layers: Sequence[Laye
     if modes.isdisjoint(INVERTED) and not crossing:  # else they are float32, whatever the engine holds them in
         made = min(made, sizes["derived"])
     width = max(int(sizes["d_model"]), source.kv_width)
-    plain = modes <= INVERTED.keys() and not crossing
-    matrices = _TO_INVERT if plain else _FOR_LATENTS if modes <= set(AGING) and not crossing else _FOR_OTHERS
-    rows = WHITE_ROWS if plain or source.has_encoder else MEASURED_ROWS  # without a text
+    inverts, by_age = (modes <= set(some) and not crossing for some in (INVERTED, AGING))
+    matrices = _TO_INVERT if inverts else _FOR_LATENTS if by_age else _FOR_OTHERS
+    on_text = not source.has_encoder and any(reads_text(cache.mode, cache.type) for cache in unfolded)
+    rows = MEASURED_ROWS if on_text else WHITE_ROWS
     folding = sizes["mapped"] + made + matrices * 8 * width * max(width, rows)
     copying = sizes["mapped"] + sizes["total"] + made  # the engine has its own of what was made
-    return max(folding, copying, 0 if plain or source.has_encoder else source.calibrating)
+    return max(folding, copying, source.calibrating if on_text else 0)

@@ -12,12 +12,11 @@ from slimrt.folding.attention import Attention
 from slimrt.folding.calibrate import Text, calibrated
 from slimrt.folding.conditioned import Conditioned
 from slimrt.folding.lowrank import LowRank
-from slimrt.folding.planes import STATIC_SCALES
 from slimrt.folding.readback import KvReader, Reader, Sample, VReader, XReader, XrReader
 from slimrt.folding.slim import KReader
 from slimrt.folding.weights import fold_value_bias
 from slimrt.modelfile.gguf import GgufPath, opened, read_gguf
-from slimrt.modes import FOLDED, default_residual
+from slimrt.modes import FOLDED, default_residual, reads_text
 from slimrt.plumbing import progress as bars
 
 # modes without a residual, levels, or another option
@@ -109,8 +108,7 @@ def fold_layers(
     check_rank(attention, rank)
     wanted, show = attention.owning(layers), bars.wanted(None) and progress
     made: dict[str, np.ndarray] = {}
-    needs_text = mode in ("k+r", "lowrank") or (mode == "xr" and cache_type in STATIC_SCALES)
-    text = calibration if needs_text else "none"
+    text = calibration if reads_text(mode, cache_type) else "none"
     with (
         calibrated(file, fold_value_bias(model, attention), text, show_progress=show) as known,
         bars.bar(show, len(wanted), "folding", "layer") as update,

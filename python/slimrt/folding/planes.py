@@ -12,15 +12,7 @@ from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.folding.attention import Attention
-from slimrt.modes import DEFAULT_TYPE
-
-STATIC_SCALES = (
-    "q8",
-    "fp8_e4m3",
-    "q4",
-    "q3",
-    "q2",
-)  # types with scales shared by channels, for which static scales make the channels' ranges alike
+from slimrt.modes import DEFAULT_TYPE, STATIC_SCALES
 
 
 class Rounds(Protocol):
