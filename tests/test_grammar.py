@@ -510,6 +510,9 @@ def test_gbnf_takes_all_that_llama_cpp_does(tokenizer, grammar, taken, refused):
         'root ::= "a"{,3}',
         "root ::= {0}",
         'root ::= "a" | {0}',
+        'root ::= "a" | *',
+        "root ::= (+)",
+        "root ::= ?",
         'root ::= ("a"\na ::= "b")',
         'root ::= "a")',
         "root ::= (\n",
@@ -518,6 +521,12 @@ def test_gbnf_takes_all_that_llama_cpp_does(tokenizer, grammar, taken, refused):
 def test_brackets_of_gbnf_that_do_not_match_or_apply(text):
     with pytest.raises(slimrt.GrammarError, match="not GBNF"):
         lark_of(text)
+
+
+def test_rules_of_gbnf_are_counted_once(tale):
+    """Their two colons, and those in literals, were counted: 500 colons were too many."""
+    rules = "".join(f'a{i} ::= ":" a{i + 1}\n' for i in range(490))
+    assert tale.generate(PROMPT, grammar=f'root ::= a485\n{rules}a490 ::= "x"', max_tokens=9).text == ":::::x"
 
 
 def test_long_gbnf_takes_no_long_time():

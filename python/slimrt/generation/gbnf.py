@@ -71,16 +71,17 @@ def _rules(text: str) -> dict[str, list[str | tuple[str, str]]]:
             rules[found["rule"]] = parts
             continue
         part = ("rule", found["name"]) if found["name"] is not None else _part(found)
-        if part == "{0,0}":  # nothing, which Lark has no repetition for
+        if part[0] in "*+?{":
             if parts[item:] in ([], ["("], ["|"]):
                 raise GrammarError(f"not GBNF: {found[0]} has nothing to repeat")
-            parts[item:] = ['""']
-            continue
-        if part[0] in "*+?{" and parts and parts[-1][0] in "*+?{":  # of a repetition, which Lark wants in a group
-            parts[item:] = ["(", *parts[item:], ")"]
-        if part == "(":
-            opened.append(len(parts))
-        if part[0] not in "*+?{":
+            if part == "{0,0}":  # nothing, which Lark has no repetition for
+                parts[item:] = ['""']
+                continue
+            if parts[-1][0] in "*+?{":  # of a repetition, which Lark wants in a group
+                parts[item:] = ["(", *parts[item:], ")"]
+        else:
+            if part == "(":
+                opened.append(len(parts))
             item = opened.pop() if part == ")" else len(parts)
         parts.append(part)
     _end_alternative(parts)

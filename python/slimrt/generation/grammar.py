@@ -327,10 +327,11 @@ def _choices(value: Any) -> Sequence[str]:
 
 def _lark(text: str) -> str:
     """A grammar in Lark; one whose rules have ::= is GBNF and converted. GrammarError: it is not valid GBNF."""
-    _check_size("the grammar", "rules", text, ":")
+    is_gbnf = _GBNF_RULE.search(text) is not None
+    _check_size("the grammar", "rules", text, "::=" if is_gbnf else ":")
     if text.lstrip().startswith("{"):
         raise GrammarError("the grammar is JSON: give Lark's or GBNF's text, or a schema as json_schema")
-    return lark_of(text) if _GBNF_RULE.search(text) else enforceable_blocks(text)
+    return lark_of(text) if is_gbnf else enforceable_blocks(text)
 
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
