@@ -250,6 +250,17 @@ def test_settings_go_with_a_file(tmp_path, capsys):
     assert slimrt.ModelSource(Pair("GPT2", tmp_path / "gpt2", **PROMPTED["all"]).saved()).settings.num_beams == 0
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+def test_true_among_suppressed_tokens_is_token_1(tiny, beams):
+    """A list of it is a mask to NumPy: a server answered 500."""
+    with slimrt.Model(tiny, n_ctx=64, n_seqs=2) as model:
+        texts = [
+            model.generate([1, 30], max_tokens=9, temperature=0.0, num_beams=beams, suppress_tokens=never).tokens
+            for never in ([True], [1])
+        ]
+    assert texts[0] == texts[1] and 1 not in texts[0]
+
+
 def test_tokens_that_llama_cpp_suppresses_never_come(tiny, tmp_path):
     """Its converter writes them into files of Gemma 4; ids beyond the vocabulary say nothing there either."""
     with slimrt.Model(tiny) as model:

@@ -45,7 +45,7 @@ class Bans:
         self._ngram = settings.no_repeat_ngram_size if own is None else int(own)  # True, too, is a number to NumPy then
         self._source_ngram = settings.encoder_no_repeat_ngram_size
         never = settings.suppress_tokens if options.suppress_tokens is None else options.suppress_tokens
-        self._never = {*never, *(word[0] for word in settings.bad_words_ids if len(word) == 1)}
+        self._never = {*map(int, never), *(word[0] for word in settings.bad_words_ids if len(word) == 1)}
         self._words = [word for word in settings.bad_words_ids if len(word) > 1]
         self._not_first = settings.begin_suppress_tokens
         n_given = 0 if source is None else len(before) - 1  # a decoder's start alone is no token of the text
