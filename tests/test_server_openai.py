@@ -226,8 +226,9 @@ class TestCompletions:
         assert got.logprobs.token_logprobs[0] is None
         assert np.allclose(got.logprobs.token_logprobs[1:], wanted["logprobs"]["token_logprobs"][1:], atol=1e-4)
 
-    def test_a_stream_echoes_too(self, client: Any, model: Model) -> None:
-        asked = {"prompt": PROMPT, "echo": True, "logprobs": 1, "max_tokens": 6, **GREEDY}
+    @pytest.mark.parametrize("prompt", [PROMPT, ""])  # of the second BOS alone
+    def test_a_stream_echoes_too(self, client: Any, model: Model, prompt: str) -> None:
+        asked = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 6, **GREEDY}
         wanted = model.create_completion(**asked)["choices"][0]
         chunks = [one.choices[0] for one in client.completions.create(model="x", stream=True, **asked)]
         assert "".join(one.text for one in chunks) == wanted["text"]

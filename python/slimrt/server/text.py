@@ -149,7 +149,7 @@ class CompletionChoice:
 
     def opening(self) -> Json | None:
         prompt = self.prompt
-        if not prompt.text:
+        if not prompt.text and prompt.first is None:
             return None
         shown = None if prompt.first is None else self.shown((), first=prompt.first, prompt=prompt.tokens)
         return completion_choice(self.index, prompt.text, shown, None)
