@@ -21,6 +21,7 @@ _TOKEN = re.compile(
     | (?P<mark>[|()*+?.])""",
     re.VERBOSE | re.DOTALL,
 )
+_DEEPEST = 64  # groups that begin together; llguidance takes fewer
 _LETTER = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)|.", re.DOTALL)
 _ESCAPES = {r"\n": "\n", r"\r": "\r", r"\t": "\t", r"\\": "\\", r"\"": '"', r"\[": "[", r"\]": "]"}
 
@@ -78,6 +79,8 @@ def _rules(text: str) -> dict[str, list[str | tuple[str, str]]]:
                 parts[item:] = ['""']
                 continue
             if parts[-1][0] in "*+?{":  # of a repetition, which Lark wants in a group
+                if parts[item : item + _DEEPEST] == ["("] * _DEEPEST:
+                    raise GrammarError(f"more than {_DEEPEST} groups or repetitions within each other")
                 parts[item:] = ["(", *parts[item:], ")"]
         else:
             if part == "(":
