@@ -237,7 +237,8 @@ class Model(OpenAIMethods, Closing):
         """Logits after each token: float32 (n, vocab).
 
         Raises:
-            ContextOverflowError: more than n_ctx ids. ValueError: no ids, or one outside the vocabulary.
+            ContextOverflowError: more than n_ctx ids, or unread streams and open sessions leave too few rows.
+            ValueError: no ids, or one outside the vocabulary.
         """
         continues_texts(self._runtime.source)
         return _score.logits(self._runtime, as_ids(ids, self._runtime.n_vocab))
