@@ -258,7 +258,7 @@ def written_by_ffmpeg(path, codec, rate, *, picture=False, options=None):
 @pytest.mark.parametrize(
     ("name", "codec", "rate", "picture"),
     [("a.m4a", "aac", 44100, False), ("a.mp4", "aac", 16000, True), ("a.mkv", "aac", 48000, True),
-     ("a.webm", "libopus", 48000, False)],
+     ("a.webm", "libopus", 48000, False), ("a.wv", "wavpack", 16000, False)],
 )  # fmt: skip
 def test_containers_are_read_by_ffmpeg(tmp_path, name, codec, rate, picture):
     path = tmp_path / name

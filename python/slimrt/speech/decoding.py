@@ -104,6 +104,8 @@ def _next(announced: int | None, done: int) -> int:
 
 def _av_decoder(av: ModuleType, file: Path | io.BytesIO) -> Decoder | None:
     """The first audio stream of a container; None: it has none, or FFmpeg cannot read it."""
+    if isinstance(file, io.BytesIO):
+        file.seek(0)  # libsndfile has looked at it
     try:
         container = av.open(file.open("rb") if isinstance(file, Path) else file, options=_NO_PROTOCOLS)
     except (av.error.FFmpegError, ValueError):
