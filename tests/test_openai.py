@@ -36,6 +36,13 @@ def test_a_completion_has_its_shape_and_the_text_of_generate(model):
     assert again["choices"] == answer["choices"] and again["model"] == "mine" and again["id"] != answer["id"]
 
 
+def test_a_search_that_finds_fewer_texts_than_asked_for(tiny):
+    with slimrt.Model(tiny, n_seqs=2) as model:
+        answer = model.create_completion(["a", "the cat"], max_tokens=0, n=2, num_beams=2, temperature=0.0, echo=True)
+        assert [choice["text"] for choice in answer["choices"]] == ["a", "the cat"]
+        assert answer["usage"]["prompt_tokens"] == len(model.tokenize("a")) + len(model.tokenize("the cat"))
+
+
 def test_why_a_text_ends_in_openais_words(model):
     first = model.generate(PROMPT, max_tokens=6, **GREEDY).text
     stopped = model.create_completion(PROMPT, max_tokens=6, stop=[first[2:4]], **PLAIN)["choices"][0]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -95,14 +95,14 @@ class OpenAIMethods(TextGeneration):
             if echo and count is not None:
                 raise UnsupportedError("create_completion has no echo with logprobs where stream=True: drop one")
             return self._completion_chunks(head, ids[0], asked, begun[0], count, usage_too)
-        results = self._several(ids, n, asked)
-        choices = []
-        for index, result in enumerate(results):
-            its = ids[index // n]
-            before = begun[index // n] if echo else None
-            shown = None if count is None else self._completion_logprobs(its, result, count, before)
-            choices.append(completion_choice(index, (before or "") + result.text, shown, finish_reason(result)))
-        return head.response(_COMPLETION, choices, usage(results[::n], results))
+        answers = self._several(ids, n, asked)
+        choices = list[Json]()
+        for its, text, results in zip(ids, begun, answers, strict=True):
+            before = text if echo else None
+            for result in results:
+                shown = None if count is None else self._completion_logprobs(its, result, count, before)
+                choices.append(completion_choice(len(choices), text + result.text, shown, finish_reason(result)))
+        return head.response(_COMPLETION, choices, usage([one[0] for one in answers], list(chain(*answers))))
 
     __call__ = create_completion
 
@@ -165,7 +165,7 @@ class OpenAIMethods(TextGeneration):
         if stream:
             _require_one_text(1, n)
             return _chat_chunks(head, self.stream(chat.ids, **chat.options), chat, shown, usage_too)
-        results = self._several([chat.ids], n, chat.options)
+        (results,) = self._several([chat.ids], n, chat.options)
         choices = [
             chat_choice(index, *chat.message(one), shown(one.logprobs or ())) for index, one in enumerate(results)
         ]
@@ -196,11 +196,11 @@ class OpenAIMethods(TextGeneration):
         name = model or self._runtime.source.name
         return embeddings(vectors, sum(map(len, ids)), name, encoding_format)
 
-    def _several(self, prompts: list[list[int]], n: int, options: GenerateOptions) -> list[Generation]:
-        """n answers to each prompt, in one list, prompt by prompt."""
+    def _several(self, prompts: list[list[int]], n: int, options: GenerateOptions) -> list[list[Generation]]:
+        """n answers to each prompt; fewer where a beam search finds no more."""
         if positive("n", n) == 1:
-            return list(self._generate(prompts, None, None, options))
-        return [one for answers in self._generate(prompts, n, None, options) for one in answers]
+            return [[one] for one in self._generate(prompts, None, None, options)]
+        return list(self._generate(prompts, n, None, options))
 
     def _echoed(self, prompt: Text, ids: list[int]) -> str:
         """A prompt as text."""
@@ -251,7 +251,7 @@ def _chat_chunks(
     with stream:
         yield head.response(_CHUNK, [chat_piece(0, {"role": "assistant"}, None, None)])
         parser, told = chat.parser(), 0
-        for text in itertools.chain(stream, [None]):
+        for text in chain(stream, [None]):
             for delta in parser.flush() if text is None else parser.feed(text):
                 tokens = (stream.result.logprobs or ())[told:]
                 told += len(tokens)
