@@ -206,6 +206,20 @@ def test_wav_with_a_header_of_its_own(no_extra, tmp_path):
         read_sound(path)
 
 
+def test_many_chunks_of_a_wav_file_take_no_memory():
+    name_and_length = np.zeros((50000, 2), "<u4")
+    name_and_length[:, 0] = np.arange(50000) + 0x20202020
+    plain = io.BytesIO()
+    soundfile.write(plain, tone(0.1), SAMPLE_RATE, format="WAV")
+    data = plain.getvalue()[:12] + name_and_length.tobytes() + plain.getvalue()[12:]
+    tracemalloc.start()
+    try:
+        assert len(load_audio(io.BytesIO(data))) == 1600
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(data) + 100_000
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000, 96000, 15999])
 def test_resampling_is_that_of_soxr_in_whatever_blocks(no_extra, rate):
     n, lowest = rate * 5 // 2 + 17, min(rate, SAMPLE_RATE) / 2
@@ -229,11 +243,15 @@ def test_resampling_is_that_of_soxr_in_whatever_blocks(no_extra, rate):
 
 
 def test_rates_that_are_not_resampled():
-    """At 1 Hz a WAV file of 28 KB would be a sound of four hours, and a float array of 0.9 GB."""
+    """At 1 Hz a WAV file of 28 KB would be a sound of four hours, and a float array of 0.9 GB; at 355 MHz the
+    filters for one of 1 KB were 2 GB."""
     for rate in (1, 1999):
         with pytest.raises(AudioError, match=f"audio: a sampling rate of {rate} Hz holds no speech: 2000 Hz is"):
             load_audio(tone(0.1), rate)
     assert len(load_audio(tone(0.1, 2000), 2000)) == 1600
+    with pytest.raises(AudioError, match="audio: a sampling rate of 355376000 Hz; 1000000 Hz is the most"):
+        load_audio(tone(0.1), 355376000)
+    assert len(load_audio(np.zeros(10**5, np.float32), 10**6)) == 1600
     with pytest.raises(AudioError, match="999983 Hz are not resampled to 16000 Hz: bring it to a usual rate"):
         load_audio(tone(0.1), 999983)
 

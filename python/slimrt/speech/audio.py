@@ -26,6 +26,7 @@ from slimrt.speech.wav import Content
 SAMPLE_RATE = 16000  # Hz
 MAX_SECONDS = 4 * 3600.0  # default limit of one sound: 0.9 GB of samples
 _LEAST_RATE = 2000  # Hz: below, there is no speech, and a small file would become a large sound
+_MOST_RATE = 1_000_000  # Hz: beyond, filters take gigabytes; recorders reach 768 kHz
 _LOUDEST = 100.0  # full scale is 1: a higher peak means integer samples stored as floats
 _MOST_CHANNELS = 32  # with more channels than this, and than samples, the axes are swapped
 _AT_ONCE = 1 << 16  # samples of an array checked at once
@@ -79,9 +80,9 @@ def read_sound(
 
     Raises:
         FileNotFoundError: no such file.
-        AudioError: not audio, empty, truncated before the first sample, a sampling rate below 2 kHz or one that cannot
-            be converted to 16 kHz, or samples that are NaN, infinite or far too large; TooLong: longer than
-            max_seconds.
+        AudioError: not audio, empty, truncated before the first sample, a sampling rate below 2 kHz, above 1 MHz or
+            one that cannot be converted to 16 kHz, or samples that are NaN, infinite or far too large; TooLong: longer
+            than max_seconds.
         UnsupportedError: the extra `audio` is needed and missing.
         ValueError: sample_rate or max_seconds is not positive.
     """
@@ -173,6 +174,8 @@ class _Collector:
     def __init__(self, name: str, rate: int, max_seconds: float, on_block: Callable[[], object] | None):
         if rate < _LEAST_RATE:
             raise AudioError(f"{name}: a sampling rate of {rate} Hz holds no speech: {_LEAST_RATE} Hz is the least")
+        if rate > _MOST_RATE:
+            raise AudioError(f"{name}: a sampling rate of {rate} Hz; {_MOST_RATE} Hz is the most: resample it first")
         self.n, self.rate = 0, rate
         self._name, self._max_seconds, self._on_block = name, max_seconds, on_block
         self._most = inf if max_seconds == inf else int(max_seconds * rate)

@@ -14,6 +14,7 @@ Frames = NDArray[np.float32]
 
 UNKNOWN_LENGTH = 0x7FFFF000  # headers of streams, written before the length is known, say this or more, or 0
 _WHOLE, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE  # format codes of samples
+_CHUNKS = (b"fmt ", b"data")
 _FORMATS = {(_WHOLE, 8), (_WHOLE, 16), (_WHOLE, 24), (_WHOLE, 32), (_FLOAT, 32), (_FLOAT, 64)}
 
 
@@ -89,11 +90,13 @@ def _ends_with_the_file(data: Content) -> bool:
 
 
 def _chunks(data: Content) -> dict[bytes, tuple[int, int]]:
-    """Start and length (according to the header) of each chunk's content, up to the samples; the first of each name."""
+    """Start and length (according to the header) of the content of the chunks that tell of samples, up to these; the
+    first of each name."""
     found: dict[bytes, tuple[int, int]] = {}
     at = 12
     while at + 8 <= len(data) and b"data" not in found:
         length = int.from_bytes(data[at + 4 : at + 8], "little")
-        found.setdefault(data[at : at + 4], (at + 8, length))
+        if (name := data[at : at + 4]) in _CHUNKS:  # a small file may have millions of others
+            found.setdefault(name, (at + 8, length))
         at += 8 + length + length % 2
     return found
