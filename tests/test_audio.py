@@ -71,6 +71,10 @@ def test_files_that_cannot_be_used(tmp_path):
     path.write_text("this is no sound at all")
     with pytest.raises(AudioError, match="a.wav: not a sound that can be read"):
         load_audio(path)
+    soundfile.write(path, tone(0.1), SAMPLE_RATE)
+    path.write_bytes(path.read_bytes().replace(b"fmt \x10\0\0\0\1\0", b"fmt \x10\0\0\0\x77\x77"))  # of no known code
+    with pytest.raises(AudioError, match="a.wav: not a sound that can be read"):
+        load_audio(path)
     soundfile.write(path, np.zeros(0), SAMPLE_RATE)
     with pytest.raises(AudioError, match="no samples"):
         load_audio(path)

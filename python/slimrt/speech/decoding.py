@@ -103,14 +103,14 @@ def _next(announced: int | None, done: int) -> int:
 
 
 def _av_decoder(av: ModuleType, file: Path | io.BytesIO) -> Decoder | None:
-    """The first audio stream of a container; None: it has none, or FFmpeg cannot read it."""
+    """The first audio stream of a container that FFmpeg can decode; None: there is none."""
     if isinstance(file, io.BytesIO):
         file.seek(0)  # libsndfile has looked at it
     try:
         container = av.open(file.open("rb") if isinstance(file, Path) else file, options=_NO_PROTOCOLS)
     except (av.error.FFmpegError, ValueError):
         return None
-    stream = next(iter(container.streams.audio), None)
+    stream = next((one for one in container.streams.audio if one.codec_context is not None), None)  # None: no decoder
     if stream is None or not stream.rate:
         container.close()
         return None
