@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +118,30 @@ def test_modes(name, kind, files, tmp_path):
         assert reused == 128 and np.array_equal(continued(session, ids), wanted)
         session.close()
         assert model.reused(ids[:128]) == (96 if files > 1 else 0)
+
+
+@contextmanager
+def full(model: Served, n: int) -> Iterator[None]:
+    """The cache is full: of n texts of 90 tokens in the tree, and of sessions."""
+    for i in range(n):
+        give(model, model.tree, text()[100 * i :][:90])
+    with ExitStack() as others:
+        while free := free_blocks(model):
+            other = others.enter_context(Session.new(model._runtime))
+            other.append(text()[: min(32 * free, 255)], last_only=True)
+        yield
+
+
+def test_rows_that_age_in_a_full_cache(tmp_path):
+    """What is cut to whole blocks to be written takes a block then, which ended the server."""
+    options = {"path": LLAMA, "cache": "lowrank:q8", "cache_type": "auto", "cache_tokens": 512, "n_seqs": 6}
+    with Served(tmp_path, **options) as model:
+        with full(model, 1):
+            assert model.tree.evict(9) > 0 and model.store.files == 1
+        assert model.reused(text()[:90]) == 64
+        with full(model, 2):
+            model.tree.write()
+        assert model.store.files == 2
 
 
 def test_behind_a_window(convert, tmp_path):

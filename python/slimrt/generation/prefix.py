@@ -143,6 +143,8 @@ class PrefixTree:
     def write(self) -> None:
         """Write all sequences to the store, if there is one, in the order of their last use."""
         with self._runtime.use() as engine:
+            if self._store is not None and self._store.keeps_whole and not engine.free_blocks():
+                self._evict(engine, 1)  # room for the copies of the others
             for key, root in self._roots.items():
                 for node in sorted(root.below(), key=lambda node: node.used):
                     self._save(engine, node, 0, key)
@@ -245,6 +247,8 @@ class PrefixTree:
         sequence, parent = node.sequence, node.parent
         assert sequence is not None and parent is not None
         whole = self._store is not None and self._store.keeps_whole
+        if whole and not node.children:  # it goes: where nothing is free, no copy of it can be cut to whole blocks
+            _try_truncate(engine, sequence, node.end // BLOCK * BLOCK)
         length = 0 if node.children or whole else (-(-node.end // BLOCK) - blocks) * BLOCK
         self._save(engine, node, max(length, node.begin), key)
         if not node.children and length > node.begin and _try_truncate(engine, sequence, length):

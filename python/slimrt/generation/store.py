@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from slimrt import core
 from slimrt.errors import ContextOverflowError, ModelFormatError, UnsupportedError
+from slimrt.modes import AGING
 from slimrt.plumbing.closing import Closing
 from slimrt.plumbing.notes import note
 from slimrt.plumbing.units import format_bytes
@@ -78,7 +79,7 @@ class PrefixStore(Closing):
         if size <= 0:
             raise ValueError(f"the size of the prefix store must be positive, got {size}")
         self.prefill_rate = self.disk_rate = 0.0
-        self.keeps_whole = self._refused = False
+        self.keeps_whole, self._refused = any(layer["mode"] in AGING for layer in runtime.info["layers"]), False
         self.loaded = self.written = self.damaged = 0
         self._directory, self._size = Path(directory), size
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -141,7 +142,8 @@ class PrefixStore(Closing):
 
     def save(self, engine: core.Engine, sequence: int, ids: Ids, begin: int, key: str = "") -> None:
         """Write the whole blocks of a sequence of these tokens that end after `begin`, unless they are there already.
-        If the disk is full they are dropped, with one warning."""
+        If the disk is full they are dropped, with one warning; also if there is no block free to cut a copy to whole
+        blocks, as rows that age may need."""
         hashes = self._hashes(ids, key)
         first = begin // BLOCK
         try:
@@ -154,7 +156,8 @@ class PrefixStore(Closing):
         if self.keeps_whole and hashes and not self._use(name := self._name(hashes[-1], whole=True)):
             end = len(hashes) * BLOCK
             if engine.can_truncate(sequence, end):
-                self._write(name, _rows(engine, sequence, 0, end), end)
+                with suppress(ContextOverflowError):
+                    self._write(name, _rows(engine, sequence, 0, end), end)
 
     def close(self) -> None:
         """Unlock the directory; the files stay."""
