@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -99,6 +100,45 @@ def test_what_may_be_glued_or_begin_with_a_dash():
     assert read("perplexity", "m", "--", "-x y").text == ["-x y"]
     with pytest.raises(SystemExit):
         read("generate", "m", "-p", "-n", "5")  # the text is missing
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("generate", "m", "--save-session", ""), "--save-session: must not be empty"),
+        (("generate", "m", "--load-session", ""), "--load-session: must not be empty"),
+        (("generate", "m", "-f", ""), "-f/--file: must not be empty"),
+        (("generate", "m", "-p", "a", "--grammar", ""), "--grammar: must not be empty"),
+        (("chat", "m", "--save", ""), "--save: must not be empty"),
+        (("transcribe", "m", "a.wav", "-o", ""), "-o/--output: must not be empty"),
+        (("bench", "m", "-o", "-"), "leave -o - out"),
+        (("forecast", "m", "a.csv", "-o", "-"), "leave -o - out"),
+    ],
+)
+def test_names_of_files_that_are_none(run, tmp_path, monkeypatch, words, said):
+    """As of `--save-session "$UNSET"`: the context was not saved, and nothing said so. `-o -` wrote a file called -."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*words)
+    assert (code, out) == (2, "") and said in err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [("text2text", "tale-t5.gguf", "-f", "-"), ("text2text", "tale-t5.gguf")])
+def test_a_dash_is_stdin(run, monkeypatch, words):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"lantern\n")))
+    code, out, _ = run(words[0], TESTS.parent / "models" / words[1], *words[2:])
+    assert (code, out) == (0, "nretnal\n")
+
+
+def test_a_dash_is_stdin_for_texts_and_series(run, monkeypatch, tiny):
+    for data, words in (
+        (b"a text of some words", ("perplexity", tiny, "-")),
+        (b"a text of some words", ("perplexity", tiny, "-f", "-")),
+        (b"a text", ("generate", tiny, "-n", 1, "-f", "-")),
+        (b"1\n2\n3\n", ("forecast", TESTS.parent / "models" / "tale-chronos.gguf", "-", "-n", 1)),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        code, out, err = run(*words)
+        assert code == 0 and out, err
 
 
 def test_arguments_after_flags():

@@ -10,19 +10,20 @@ from typing import Any
 
 from slimrt.cli.chat_commands import HINT, Commands
 from slimrt.cli.chat_input import Entered, Reader
-from slimrt.cli.common import Flags, check_options, model_source, note, open_model, sentence
+from slimrt.cli.common import Flags, check_options, model_source, note, open_model, read_input, sentence
 from slimrt.cli.conversation import Conversation
 from slimrt.cli.sampling import constraint_arguments, sampling_arguments
+from slimrt.cli.values import not_empty
 from slimrt.errors import SlimrtError
 from slimrt.modelfile.source import ModelSource
-from slimrt.plumbing.files import check_target, read_text
+from slimrt.plumbing.files import check_target
 from slimrt.runtime.kinds import continues_texts
 
 
 def add_flags(flags: Flags) -> None:
     flags.model()
     flags.add("-p", "--prompt", twin=False, metavar="TEXT", help="one message: print the answer and exit")
-    flags.add("-f", "--file", twin=False, metavar="FILE", help="the same, from a file")
+    flags.add("-f", "--file", twin=False, type=not_empty, metavar="FILE", help="the same, from a file")
     flags.add("-st", "--single-turn", twin=False, action="store_true", help="exit after one answer")
     flags.add("-sys", "--system", "--system-prompt", metavar="TEXT", dest="system", help="the system "
               "message")  # fmt: skip
@@ -31,8 +32,10 @@ def add_flags(flags: Flags) -> None:
               "phi3, vicuna, zephyr; a file; or Jinja text")  # fmt: skip
     flags.add("--chat-template-kwargs", type=json_object, metavar="JSON", help="variables for the template, such as "
               "'{\"enable_thinking\": false}'")  # fmt: skip
-    flags.add("--load", twin=False, metavar="FILE", help="continue a conversation that --save or /save wrote")
-    flags.add("--save", twin=False, metavar="FILE", help="save the conversation to a file after each answer")
+    flags.add("--load", twin=False, type=not_empty, metavar="FILE", help="continue a conversation that --save or /save "
+              "wrote")  # fmt: skip
+    flags.add("--save", twin=False, type=not_empty, metavar="FILE", help="save the conversation to a file after each "
+              "answer")  # fmt: skip
     flags.n_predict(-1)
     flags.draft()
     flags.sampling()
@@ -83,7 +86,7 @@ def _one_message(args: argparse.Namespace) -> str | None:
         args.usage_error("give -p or -f, not both")
     if args.prompt is None and args.file is None:
         return None
-    text = args.prompt if args.file is None else read_text(args.file)
+    text = args.prompt if args.file is None else read_input(args.file)
     message = str(text).strip()
     if not message:
         args.usage_error("the message of -p or -f is empty")

@@ -23,7 +23,7 @@ from slimrt.model import Model
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING, AUTO, CACHE_TYPES, CROSS_MODES, FASTEST, MODES, RESIDUAL_MODE, SPARED, cross_hint
 from slimrt.plumbing.arguments import unknown
-from slimrt.plumbing.files import written_beside
+from slimrt.plumbing.files import read_text, written_beside
 from slimrt.plumbing.notes import heard
 from slimrt.plumbing.tables import table as table
 
@@ -222,6 +222,11 @@ def native_types(args: argparse.Namespace) -> None:
         note(args, f"slimrt: {one} is {_LLAMA_TYPES[one]}")
 
 
+def read_input(name: str | None) -> str:
+    """The text of a file, or of stdin (None or "-"). Errors as read_text."""
+    return read_text(None if name == "-" else name)
+
+
 def show_progress(args: argparse.Namespace) -> bool | None:
     """Whether to show progress bars; None: if stderr is a terminal."""
     return False if args.quiet or args.no_progress else None
@@ -319,9 +324,11 @@ def open_model(args: argparse.Namespace, source: ModelSource, n_ctx: int, n_seqs
 
 def output_format(args: argparse.Namespace, formats: Sequence[str]) -> str:
     """The format given by --json or --format, else by the suffix of -o, else the first. Wrong usage: they disagree, or
-    -o is a format, as in other programs."""
+    -o is a format or "-", as in other programs."""
     if args.output in formats:
         args.usage_error(f"-o names what to write to; a format is --format {args.output}")
+    if args.output == "-":
+        args.usage_error("without -o the result goes to stdout: leave -o - out")
     if args.json and args.format not in (None, "json"):
         args.usage_error(f"--json and the format {args.format} do not go together")
     ending, asked = output_ending(args, formats), "json" if args.json else args.format

@@ -22,6 +22,7 @@ from slimrt.cli.common import (
     note,
     open_model,
     output_format,
+    read_input,
     write_out,
 )
 from slimrt.cli.flags import Collect
@@ -30,7 +31,7 @@ from slimrt.forecast.plot import plot_forecast
 from slimrt.forecast.predict import answered_levels, enough_context, rows_together
 from slimrt.forecast.table import Columns, Read, read_series
 from slimrt.measure.plots import check_plot
-from slimrt.plumbing.files import check_target, read_text
+from slimrt.plumbing.files import check_target
 
 _AT_ONCE = 32  # sequences: sample paths, or series, computed together
 _FORMATS = ("csv", "json")
@@ -112,9 +113,9 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error("which series? give CSV after the model, or pipe one in")
     source = model_source(args)
     file = given[0] if given else None
-    name = file or "stdin"
+    name = "stdin" if file in (None, "-") else file
     columns = Columns(args.column, args.id, args.date_column, args.date_format, args.freq)
-    read = read_series(read_text(file), name, columns, lambda text: note(args, f"slimrt: {text}"))
+    read = read_series(read_input(file), name, columns, lambda text: note(args, f"slimrt: {text}"))
     values = [one.values for one in read.series.values()]
     if args.joint:
         _require_one_end(read)

@@ -11,13 +11,13 @@ from typing import Any
 
 from slimrt.cache.config import kinds
 from slimrt.cache.planner import whole_blocks
-from slimrt.cli.common import Flags, check_options, model_source, note, open_model, print_json
+from slimrt.cli.common import Flags, check_options, model_source, note, open_model, print_json, read_input
 from slimrt.cli.flags import Collect
 from slimrt.cli.sampling import constraint_arguments, sampling_arguments
-from slimrt.cli.values import count, positive, whole
+from slimrt.cli.values import count, not_empty, positive, whole
 from slimrt.generation.stream import Stream
 from slimrt.modelfile.source import ModelSource
-from slimrt.plumbing.files import check_target, read_text
+from slimrt.plumbing.files import check_target
 from slimrt.plumbing.units import format_bytes
 from slimrt.results import Generation
 from slimrt.runtime.kinds import continues_texts
@@ -31,7 +31,7 @@ def add_flags(flags: Flags) -> None:
     flags.model()
     flags.add("-p", "--prompt", twin=False, action=Collect, metavar="TEXT", help="the text to continue (else -f, else "
               "stdin); several are one batch")  # fmt: skip
-    flags.add("-f", "--file", twin=False, metavar="FILE", help="a file with the text to continue")
+    flags.add("-f", "--file", twin=False, type=not_empty, metavar="FILE", help="a file with the text to continue")
     flags.add("-e", "--escape", action="store_true", help="\\n and \\t in -p are a newline and a tab")
     flags.n_predict(128)
     flags.add("--answers", type=positive, default=1, metavar="N", help="completions of each prompt, each with a seed "
@@ -46,10 +46,11 @@ def add_flags(flags: Flags) -> None:
     flags.add("--lookup", action="store_true", help="prompt lookup decoding: draft tokens from what the text repeats, "
               "where that is faster")  # fmt: skip
     flags.draft()
-    flags.add("--save-session", twin=False, metavar="FILE", help="save the context in a file afterwards, "
-              "after Ctrl-C too")  # fmt: skip
+    flags.add("--save-session", twin=False, type=not_empty, metavar="FILE", help="save the context in a file "
+              "afterwards, after Ctrl-C too")  # fmt: skip
     flags.add("--force", twin=False, action="store_true", help="--save-session may replace a file that is no session")
-    flags.add("--load-session", twin=False, metavar="FILE", help="continue a saved context; the prompt is appended")
+    flags.add("--load-session", twin=False, type=not_empty, metavar="FILE", help="continue a saved context; the prompt "
+              "is appended")  # fmt: skip
     flags.sampling(beams="beam search with so many beams; 1: none (default: %(default)s)")
     flags.length_penalty()
     flags.add("--early-stopping", action="store_true", help="stop beam search when --num-beams texts are complete")
@@ -195,7 +196,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
         return [_unescaped(one) for one in args.prompt] if args.escape else args.prompt
     if args.file is None and sys.stdin.isatty():
         args.usage_error("what to continue? give -p TEXT, -f FILE, or pipe a text in")
-    return [read_text(args.file).removesuffix("\n")]  # a final newline comes from editors and echo
+    return [read_input(args.file).removesuffix("\n")]  # a final newline comes from editors and echo
 
 
 def _unescaped(text: str) -> str:

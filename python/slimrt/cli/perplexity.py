@@ -19,14 +19,14 @@ from slimrt.cli.common import (
     note,
     open_model,
     print_json,
+    read_input,
     show_progress,
 )
-from slimrt.cli.values import is_cache, lower, positive
+from slimrt.cli.values import is_cache, lower, not_empty, positive
 from slimrt.measure.plots import check_plot, plot_front
 from slimrt.measure.quality import compare_caches
 from slimrt.modelfile.source import ModelSource
 from slimrt.modelfile.text import file_ids
-from slimrt.plumbing.files import read_text
 from slimrt.results import CacheComparison
 from slimrt.runtime.kinds import continues_texts
 
@@ -35,7 +35,7 @@ def add_flags(flags: Flags) -> None:
     flags.model()
     flags.parser.add_argument("text", metavar="FILE|TEXT", nargs="*", help="a UTF-8 file, or a text with spaces in it "
                               "(else -f or -p, else stdin)")  # fmt: skip
-    flags.add("-f", "--file", twin=False, metavar="FILE", help="FILE as a flag")
+    flags.add("-f", "--file", twin=False, type=not_empty, metavar="FILE", help="FILE as a flag")
     flags.add("-p", "--prompt", twin=False, metavar="TEXT", help="TEXT as a flag")
     flags.add("--stride", type=positive, metavar="N", help="tokens that each window but the first scores; default: "
               "half a window; not with --compare")  # fmt: skip
@@ -77,11 +77,11 @@ def _text(args: argparse.Namespace) -> str | Path:
         if re.search(r"\S\.\w{1,4}$", given[0]):  # a misspelt file name: else its words would be scored as the text
             raise FileNotFoundError(f"{given[0]}: no such file (a text that ends so is given with -p)")
         return str(given[0])
-    if given:
+    if given and given[0] != "-":
         return Path(given[0])
-    if sys.stdin.isatty():
+    if not given and sys.stdin.isatty():
         args.usage_error("what to score? give FILE or TEXT after the model, -f FILE, -p TEXT, or pipe a text in")
-    return read_text(None)
+    return read_input(None)
 
 
 def _check_usage(args: argparse.Namespace) -> None:

@@ -101,9 +101,9 @@ class SamplingFlags(Adder):
         """Flags of constrained decoding."""
         self.group("structured output (one of these; needs the extra grammar)")
         self.add("-j", "--json-schema", "-jf", "--json-schema-file", dest="json_schema", twin=False,
-                 metavar="FILE|TEXT", help="JSON of this schema; {}: any JSON")  # fmt: skip
-        self.add("--grammar", "--grammar-file", dest="grammar", twin=False, metavar="FILE|TEXT", help="text of this "
-                 "grammar, in Lark's form or llama.cpp's (GBNF)")  # fmt: skip
+                 type=not_empty, metavar="FILE|TEXT", help="JSON of this schema; {}: any JSON")  # fmt: skip
+        self.add("--grammar", "--grammar-file", dest="grammar", twin=False, type=not_empty, metavar="FILE|TEXT",
+                 help="text of this grammar, in Lark's form or llama.cpp's (GBNF)")  # fmt: skip
         self.add("--regex", twin=False, metavar="TEXT", help="text that matches this regular expression as a whole")
         self.add("--choice", action=Collect, type=not_empty, twin=False, metavar="TEXT", help="one of these texts; "
                  "repeated for each")  # fmt: skip

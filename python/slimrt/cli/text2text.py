@@ -16,14 +16,15 @@ from slimrt.cli.common import (
     model_source,
     note,
     open_model,
+    read_input,
     show_progress,
 )
 from slimrt.cli.flags import Collect
 from slimrt.cli.sampling import sampling_arguments
+from slimrt.cli.values import not_empty
 from slimrt.generation.text2text import Text2Text, searchable
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing import progress
-from slimrt.plumbing.files import read_text
 from slimrt.results import Generation
 
 _AT_ONCE = 8  # texts decoded together by default
@@ -40,7 +41,8 @@ def add_flags(
     flags.model()
     flags.add("-p", "--prompt", twin=False, action=Collect, metavar="TEXT", help=f"the text to {what} (else -f, else "
               "stdin); several -p are one batch")  # fmt: skip
-    flags.add("-f", "--file", twin=False, metavar="FILE", help="a file with a text on each line; an empty one stays so")
+    flags.add("-f", "--file", twin=False, type=not_empty, metavar="FILE", help="a file with a text on each line; an "
+              "empty one stays so")  # fmt: skip
     flags.n_predict(256, own=True)
     flags.parallel(_AT_ONCE)
     task(flags)
@@ -63,7 +65,7 @@ def texts(args: argparse.Namespace) -> list[str]:
         return [str(one) for one in args.prompt]
     if args.file is None and sys.stdin.isatty():
         args.usage_error("which text? give -p TEXT, -f FILE, or pipe one in")
-    lines = [line.rstrip("\n") for line in io.StringIO(read_text(args.file), newline=None)]
+    lines = [line.rstrip("\n") for line in io.StringIO(read_input(args.file), newline=None)]
     if not any(map(str.strip, lines)):
         raise ValueError(f"{args.file or 'stdin'}: no text in it")
     return lines

@@ -23,7 +23,7 @@ from slimrt.cli.common import (
     show_progress,
 )
 from slimrt.cli.flags import Collect
-from slimrt.cli.values import is_number, parsed, positive, real, seed
+from slimrt.cli.values import is_number, not_empty, parsed, positive, real, seed
 from slimrt.errors import SlimrtError
 from slimrt.plumbing import progress
 from slimrt.plumbing.files import check_target, written_beside
@@ -44,10 +44,11 @@ def add_flags(flags: Flags) -> None:
     flags.parser.add_argument(
         "audio", metavar="AUDIO", nargs="*", help="sound files: WAV, FLAC, Ogg, MP3, M4A, MP4, MKV, ...; -: stdin"
     )
-    flags.add("-f", "--file", twin=False, action=Collect, default=[], metavar="AUDIO", help="AUDIO as a flag")
+    flags.add("-f", "--file", twin=False, action=Collect, type=not_empty, default=[], metavar="AUDIO",
+              help="AUDIO as a flag")  # fmt: skip
     flags.add("--format", "--output-format", choices=_FORMATS, help="default: what -o ends in, else txt")
-    flags.add("-o", "--output", "--output-dir", twin=False, metavar="PATH", help="write there: a file such as "
-              "talk.srt, or a folder for a file of each sound, named after it; default: stdout")  # fmt: skip
+    flags.add("-o", "--output", "--output-dir", twin=False, type=not_empty, metavar="PATH", help="write there: a file "
+              "such as talk.srt, or a folder for a file of each sound, named after it; default: stdout")  # fmt: skip
     flags.add("-l", "--language", metavar="NAME", help="such as en or English; default: detected")
     flags.add("--task", choices=["transcribe", "translate"], default="transcribe", help="translate: to English")
     flags.add("--detect-language", action="store_true", help="print only each sound's language and its probability")
