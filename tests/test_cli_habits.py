@@ -45,6 +45,27 @@ def test_flags_of_llama_cpp_that_mean_the_same(run, tiny):
     assert got["tokens"] == wanted["tokens"] and got["cache"] == wanted["cache"] and got["cache"]["types"][0] == "f32"
 
 
+def test_values_of_llama_cpp_that_mean_left_out():
+    args = read("generate", "m", "-s", "-1", "-t", "-1", "-ngl", "auto")
+    assert (args.seed, args.threads, args.gpu_layers) == (None, None, None)
+    assert [read("generate", "m", "-ngl", all).gpu_layers for all in ("all", "-1")] == [-1, -1]
+    assert read("doctor", "-t", "-1").threads is read("imatrix", "m", "-o", "x", "-t", "-1").threads is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("-c", "0"), "-c/--ctx: must be at least 1, got 0: left out it is the trained one, at most 4096"),
+        (("-ngl", "-2"), "-ngl/--gpu-layers: must be at least -1, got -2"),
+        (("-l", "5"), "such as 42=-1.5 or 42=-inf, got '5'"),  # it said: got ''
+    ],
+)
+def test_values_that_are_refused_with_what_to_type(words, said, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        read("generate", "m", *words)
+    assert said in capsys.readouterr().err
+
+
 def test_cache_types_of_llama_cpp_are_told_apart(run, tiny):
     arguments = ("generate", tiny, "-p", PROMPT, "-n", 2, "--json")
     code, out, err = run(*arguments, "-ctk", "Q8_0", "-ctv", "q4_0")

@@ -16,7 +16,7 @@ from typing import Any, TextIO, TypeVar
 from slimrt.cache.config import CacheChoice, CacheConfig, CacheOptions
 from slimrt.cache.planner import resolve_device
 from slimrt.cli.sampling import SamplingFlags
-from slimrt.cli.values import count, lower, positive, share, share_or_auto, size
+from slimrt.cli.values import context, count, gpu_layers, lower, positive, share, share_or_auto, size, threads
 from slimrt.errors import SlimrtError
 from slimrt.generation.options import Options
 from slimrt.model import Model
@@ -76,17 +76,17 @@ class Flags(SamplingFlags):
         self.checks.append(check_cache_flags)
         self.group("machine and memory")
         self.add(
-            "-t", "--threads", type=positive, metavar="N", help="CPU threads; default: one per physical (or big) core"
+            "-t", "--threads", type=threads, metavar="N", help="CPU threads; default: one per physical (or big) core"
         )
-        self.add("-c", "--ctx", "--ctx-size", type=positive, metavar="N", help="context length in tokens")
+        self.add("-c", "--ctx", "--ctx-size", type=context, metavar="N", help="context length in tokens")
         self.add("-b", "--batch-size", type=positive, metavar="N", help="most tokens in one step; default: 512")
         if several:
             self.add("--cache-tokens", type=positive, metavar="N", help="tokens that the cache holds, all texts "
                      "together; default: a full context for each")  # fmt: skip
         self.add("--device", type=lower, default="auto", help="cpu, cuda or cuda:N; or several, which share the "
                  "layers: cuda:0,cuda:1; default: cuda where the model fits, else cpu")  # fmt: skip
-        self.add("-ngl", "--gpu-layers", "--n-gpu-layers", dest="gpu_layers", type=count, metavar="N", help="run the "
-                 "last N layers on CUDA, the others on the CPU")  # fmt: skip
+        self.add("-ngl", "--gpu-layers", "--n-gpu-layers", dest="gpu_layers", type=gpu_layers, metavar="N",
+                 help="run the last N layers on CUDA, the others on the CPU; -1: all on CUDA")  # fmt: skip
         self.add("--memory-limit", type=size, metavar="SIZE", help="most memory to use, such as 6GiB; "
                  "default: what is available")  # fmt: skip
         self._cache(shown)

@@ -12,7 +12,7 @@ from typing import Any
 
 from slimrt import __version__, core, machine
 from slimrt.cli.common import Flags, print_json
-from slimrt.cli.values import positive
+from slimrt.cli.values import threads
 from slimrt.plumbing.units import format_bytes
 
 _PACKAGES = ("numpy", "gguf", "safetensors", "tokenizers", "jinja2", "tqdm")
@@ -21,7 +21,7 @@ _OF_EXTRA = re.compile(r"""([\w.-]+).*;.*extra == ["']([\w-]+)["']""")
 
 
 def add_flags(flags: Flags) -> None:
-    flags.add("-t", "--threads", type=positive, metavar="N", help="CPU threads that measure the bandwidth")
+    flags.add("-t", "--threads", type=threads, metavar="N", help="CPU threads that measure the bandwidth")
     flags.add("--tune", action="store_true", help="measure again: the fastest access to memory, and rates")
     flags.output()
 

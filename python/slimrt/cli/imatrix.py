@@ -6,7 +6,7 @@ import argparse
 
 import slimrt
 from slimrt.cli.common import Flags, beside_model, model_name, print_json, show_progress
-from slimrt.cli.values import positive
+from slimrt.cli.values import positive, threads
 
 
 def add_flags(flags: Flags) -> None:
@@ -20,9 +20,7 @@ def add_flags(flags: Flags) -> None:
               "other (default: 512, or the model's context)")  # fmt: skip
     flags.add("--chunks", type=positive, metavar="N", help="at most so many chunks (default: all of the text)")
     flags.twins = True
-    flags.add(
-        "-t", "--threads", type=positive, metavar="N", help="CPU threads; default: one per physical (or big) core"
-    )
+    flags.add("-t", "--threads", type=threads, metavar="N", help="CPU threads; default: one per physical (or big) core")
     flags.output()
 
 

@@ -68,9 +68,15 @@ def _within(value: Number, low: float, high: float | None) -> Number:
     return value
 
 
+def or_left_out(kind: Callable[[str], int], *words: str) -> Callable[[str], int | None]:
+    """A type for which some words, as llama.cpp has them, mean what leaving the flag out does: None."""
+    return lambda text: None if text in words else kind(text)
+
+
 positive = whole(1)
 count = whole(0)
-seed = whole(0, (1 << 63) - 1)
+seed = or_left_out(whole(0, (1 << 63) - 1), "-1")
+threads = or_left_out(positive, "-1")
 
 
 def portion(text: str) -> float:
@@ -78,6 +84,18 @@ def portion(text: str) -> float:
     if text.endswith("%"):
         return parsed(float, text[:-1], "a number or a percentage") / 100
     return parsed(float, text, "a number or a percentage")
+
+
+def context(text: str) -> int:
+    """Tokens of context. 0 is llama.cpp's for all that the model was trained on, which may not fit."""
+    if text == "0":
+        raise argparse.ArgumentTypeError("must be at least 1, got 0: left out it is the trained one, at most 4096")
+    return positive(text)
+
+
+def gpu_layers(text: str) -> int | None:
+    """A number of layers; -1 or all: all of them; auto: None, as if it were left out."""
+    return None if text == "auto" else -1 if text == "all" else whole(-1)(text)
 
 
 def share(text: str) -> float:
@@ -104,11 +122,13 @@ def between(text: str) -> float:
 def bias(text: str) -> tuple[int, float]:
     """A token id and a value to add to its logit: 42=-1.5, or 42-1.5 as in llama.cpp."""
     token, _, value = re.sub(r"^(\d+)([+-])", r"\1=\2", text).partition("=")
-    what = "a token id and a number, such as 42=-1.5 or 42=-inf"
-    number = parsed(float, value, what)
-    if math.isnan(number):
-        raise argparse.ArgumentTypeError(f"must be {what}, got '{text}'")
-    return parsed(int, token, what), number
+    try:
+        number = float(value)
+        if not math.isnan(number):
+            return int(token), number
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"must be a token id and a number, such as 42=-1.5 or 42=-inf, got '{text}'")
 
 
 def not_empty(text: str) -> str:
