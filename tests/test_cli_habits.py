@@ -100,6 +100,19 @@ def test_every_flag_in_the_table(parsers, habit, capsys):
     assert used, "every verb knows these flags by itself: the line is of no use"
 
 
+def test_names_of_transformers(capsys):
+    """ "True" after one is its value, "False" asks for what is not done: neither was taken for a text."""
+    assert read("generate", "--stream", "--do_sample", "True", "m").positional == "m"
+    for words, said in (
+        (("--do-sample", "False"), "unless --temp 0 asks for the likeliest"),
+        (("--max_new_tokens", "4"), "-n N, most tokens to generate"),
+        (("-o", "x"), "texts go to stdout: > FILE keeps them"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            read("generate", "m", *words)
+        assert said in capsys.readouterr().err
+
+
 def test_no_abbreviations_and_nothing_glued(run, tiny):
     for typed, said in (
         ("--no-disp", "there is no flag --no-disp"),

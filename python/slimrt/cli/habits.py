@@ -24,6 +24,7 @@ class Habit(NamedTuple):
 
 
 TEXT = ("generate", "chat")
+TEXTS = (*TEXT, "translate", "text2text")
 SOUND = ("transcribe",)
 
 HABITS = (
@@ -132,6 +133,13 @@ HABITS = (
     # Chronos
     Habit(("--prediction-length",), "-n N, steps", None, ("forecast",)),
     Habit(("--quantile-levels",), "--quantiles 0.1,0.5,0.9", None, ("forecast",)),
+    # transformers, Ollama
+    Habit(("--max-new-tokens", "--max-length", "--num-predict"), "-n N, most tokens to generate", None, TEXTS),
+    Habit(("--do-sample",), "tokens are drawn unless --temp 0 asks for the likeliest", ("", "True"), TEXT),
+    Habit(("--repetition-penalty",), "--repeat-penalty R", None, TEXTS),
+    Habit(("--stop-sequence", "--stop-sequences", "--stop-words"), "--stop TEXT, repeated for each", None, TEXTS),
+    Habit(("--stream",), "texts are printed as they are made", ("", "True"), TEXT),
+    Habit(("-o", "--output", "--output-file"), "texts go to stdout: > FILE keeps them", None, TEXTS),
     # MLX
     Habit(("--max-kv-size",), "the context is -c N"),
     Habit(("--kv-bits",), "the cache's type is --cache kv:q8, or kivi or lowrank for fewer bits"),
