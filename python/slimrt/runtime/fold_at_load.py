@@ -116,11 +116,11 @@ class Judge:
         if not self.doubtful:
             return []
         worst = max(self.doubtful, key=lambda layer: self.doubtful[layer])
-        most = percent(self.doubtful[worst])
-        several = "s" * (len(self.doubtful) > 1)
+        several = len(self.doubtful) > 1
         said = (
-            f"{self.rows.part} cache mode {self.rows.mode} in {self.rows.type} loses more than 1 % in layer{several} "
-            f"{', '.join(map(str, sorted(self.doubtful)))} of {self.source.name}, {most} in layer {worst}"
+            f"{self.rows.part} cache mode {self.rows.mode} in {self.rows.type} loses more than 1 % of {self.rows.lost} "
+            f"in layer{'s' * several} {', '.join(map(str, sorted(self.doubtful)))} of {self.source.name}"
+            f"{f', most in layer {worst}' * several}: {percent(self.doubtful[worst])}"
         )
         note(said, logging.WARNING)
         return [said] if self.doubtful[worst] > TOO_LARGE else []
