@@ -448,6 +448,7 @@ class TestErrors:
         ("variables", "message"),
         [
             ({"messages": []}, "'messages' is set by the conversation"),
+            ({5: 1}, "chat_template_kwargs maps names to values, got {5: 1}"),
             ({"bos_token": "x"}, "'bos_token' is set by"),
             ({"documents": [object()]}, "'documents' must be what JSON can hold"),
         ],

@@ -390,6 +390,14 @@ def test_bad_ids(model, ids, message):
         model.logits(ids)
 
 
+@pytest.mark.parametrize("wrong", [5, 0.5, {"a": 1}, iter("ab"), {"a", "b"}, [{"a": 1}]])
+def test_what_is_no_text(model, wrong):
+    """They said: token ids are a one-dimensional sequence of int, got object of shape ()."""
+    for call in (model.generate, model.score, model.embed):
+        with pytest.raises(TypeError, match="a text is str, or its token ids, got"):
+            call(wrong)
+
+
 def test_chat(model):
     messages = [{"role": "user", "content": "hi"}]
     ids = model.tokenize("<s><|user|>hi<|assistant|>", add_special_tokens=False)

@@ -193,6 +193,7 @@ def test_what_slimrt_lacks_is_refused_by_name_and_nothing_of_it_is_fine(model, n
         ({"n": 2, "stream": True}, slimrt.UnsupportedError, "stream=True gives one text, not 2"),
         ({"stream": True, "stream_options": {"usage": 1}}, slimrt.UnsupportedError, "did you mean 'include_usage'"),
         ({"stream_options": {"include_usage": True}}, ValueError, "stream_options goes with stream=True"),
+        ({"stream": True, "stream_options": 5}, TypeError, "stream_options maps names to true or false, got 5"),
         ({"echo": True, "logprobs": 1, "stream": True}, slimrt.UnsupportedError, "no echo with logprobs"),
         ({"logprobs": "many"}, TypeError, "logprobs must be a whole number"),
         ({"temperature": "hot"}, TypeError, "temperature must be a number"),

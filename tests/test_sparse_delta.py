@@ -56,7 +56,7 @@ def test_refused_where_it_has_nothing_to_skip():
         slimrt.Model(path, cache="kv", sparse_delta=0.01)
     with pytest.raises(ValueError, match=r"two budgets: give one of them"):
         slimrt.Model(path, cache="k+r:q8", sparse_delta=0.01, sparse_threshold=0.01)
-    for wrong in (1.0, -0.5):
+    for wrong in (1.0, -0.5, -1):
         with pytest.raises(ValueError, match=r"sparse_delta must be at least 0 and below 1"):
             slimrt.Model(path, sparse_delta=wrong)
     with pytest.raises(ValueError, match=r"let `slimrt convert --sparse` find one"):

@@ -408,6 +408,7 @@ def test_the_template_that_a_file_has_for_tools(chat, monkeypatch):
     ("request_", "error", "words"),
     [
         ({"tools": {"type": "function"}}, TypeError, "a tool is"),
+        ({"tools": 5}, TypeError, "tools must be a list, got 5"),
         ({"tools": [{"type": "function"}]}, TypeError, "a tool is"),
         ({"tools": [{"type": "search", "function": {"name": "a"}}]}, slimrt.UnsupportedError, "tool of type 'search'"),
         ({"tools": [{"function": {"name": "a b"}}]}, GrammarError, "1 to 64 letters"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import random
 import weakref
@@ -305,9 +306,18 @@ class Model(OpenAIMethods, Closing):
 def _address(repo_id: str, filename: str | None) -> str:
     """A local path if it exists or can be nothing else, else hf://org/name[:file]."""
     if os.path.exists(repo_id) or os.path.isabs(repo_id) or repo_id.startswith((".", "~")):
-        return os.path.join(repo_id, filename) if filename else repo_id
+        return repo_id if filename is None else _in_folder(repo_id, filename)
     address = repo_id if repo_id.startswith("hf://") else f"hf://{repo_id}"
     return f"{address}:{filename}" if filename else address
+
+
+def _in_folder(folder: str, filename: str) -> str:
+    """The path of a file in a folder, or of the one file that a pattern matches. ValueError: it matches several."""
+    path = os.path.join(folder, filename)
+    found = [] if os.path.exists(path) else sorted(glob.glob(glob.escape(os.path.join(folder, "")) + filename))
+    if len(found) > 1:
+        raise ValueError(f"{path}: {len(found)} files match, {found[0]} and {found[1]} among them: name one")
+    return found[0] if found else path
 
 
 def _loaded(kind: type[Model], source: ModelSource, given: dict[str, Any]) -> Model:

@@ -183,7 +183,7 @@ class CacheChoice:
             raise ValueError(f"sparse_threshold must be at least 0 and below 1, got {threshold}")
         asked = options.get("sparse_delta", 0.0)
         delta = AS_STORED if asked == AUTO else real("sparse_delta", asked)
-        if delta != AS_STORED and not 0 <= delta < 1:
+        if asked != AUTO and not 0 <= delta < 1:
             raise ValueError(f"sparse_delta must be at least 0 and below 1, or 'auto', got {delta}")
         cross = CrossConfig(options.get("cross", AUTO), options.get("cross_type", AUTO), options.get("n_source", 0))
         check_switch("allow_lossy", allow_lossy := options.get("allow_lossy", False))

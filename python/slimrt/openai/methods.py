@@ -273,6 +273,8 @@ def _require_one_text(prompts: int, n: int) -> None:
 
 
 def _wants_usage(stream: bool, options: Mapping[str, bool] | None) -> bool:
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"stream_options maps names to true or false, got {options!r}")
     for name in options or ():
         if name != "include_usage":
             raise UnsupportedError(unknown("stream_options", name, ["include_usage"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -176,6 +176,8 @@ def chosen_tools(request: ChatRequest) -> tuple[list[Mapping[str, Any]], bool]:
         TypeError: malformed tools. UnsupportedError: an unknown tool_choice.
         ValueError: two tools with one name; a tool_choice that names none of the tools; either is nested too deeply.
     """
+    if not isinstance(request.tools or (), Iterable):
+        raise TypeError(f"tools must be a list, got {request.tools!r}")
     tools, choice = list(request.tools or ()), request.tool_choice
     for what, value in (("tools", tools), ("tool_choice", choice)):
         if is_deeper(value, DEEPEST):

@@ -40,14 +40,14 @@ def as_ids(ids: TokenIds, n_vocab: int) -> list[int]:
 
     Raises:
         ValueError: not a one-dimensional sequence of integers, or one of them is not in the vocabulary.
-        TypeError: None, bytes, or texts.
+        TypeError: bytes, texts, or what is no sequence of numbers.
     """
     if isinstance(ids, str):
         raise TypeError(f"token ids are wanted here, got a text: tokenize() it first: {ids[:40]!r}")
     array = np.asarray(ids)
     if array.size == 0:
         return []
-    if ids is None or array.dtype.kind in "SU":
+    if ids is None or array.dtype.kind in "SUO" or array.ndim == 0:
         hint = {"S": ": decode() bytes first", "U": ": several texts are given as a list"}.get(array.dtype.kind, "")
         raise TypeError(f"a text is str, or its token ids, got {type(ids).__name__}{hint if array.ndim < 2 else ''}")
     if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -367,7 +367,7 @@ def load_session(runtime: Runtime, path: str | os.PathLike[str]) -> Session:
             raise ModelFormatError(f"{path}: this session is of {what} and cannot continue here")
     try:
         tokens = as_ids(header["tokens"], runtime.n_vocab)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ModelFormatError(f"{path}: the token ids of this session file are broken: {error}") from error
     check_length(len(tokens), runtime, f"{path}")
     with Session.new(runtime) as empty:

@@ -291,6 +291,8 @@ def _check_variables(variables: Mapping[str, Any], taken: Iterable[str]) -> None
     """ChatError: `variables` is not a mapping, or a variable is reserved or not JSON-serialisable."""
     if not isinstance(variables, Mapping):
         raise ChatError(f"chat_template_kwargs maps names to values, got {variables!r}")
+    if not all(isinstance(name, str) for name in variables):
+        raise ChatError(f"chat_template_kwargs maps names to values, got {variables!r}")
     if is_deeper(variables, DEEPEST):
         raise ChatError(f"chat_template_kwargs are nested more than {DEEPEST} deep")
     for name, value in variables.items():
