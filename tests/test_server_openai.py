@@ -345,7 +345,10 @@ class TestRefusals:
 
     def test_routes_and_bodies_that_are_none(self, server: Served) -> None:
         assert server.ask("/v1/nothing", {}).error["code"] == "no_route"
-        assert server.ask("/v1/chat/completions").status == 405
+        for path in ("/completion", "/completions"):  # llama-server's
+            assert "did you mean /v1/completions?" in server.ask(path, {"prompt": "a"}).error["message"]
+        wrong = server.ask("/v1/chat/completions")
+        assert wrong.status == 405 and "is no route here (it takes POST)" in wrong.error["message"]
         for body in (b"", b"{", b"[]", b"\xff", b'{"a": NaN}'):
             assert server.ask("/v1/completions", body).error["code"] == "invalid_json"
         assert server.ask("/v1/embeddings", {"input": "a", "dimensions": 3}).error["param"] == "dimensions"

@@ -151,7 +151,7 @@ class PlanResult(Record):
         n_ctx, n_seqs, n_batch, cache_tokens: as planned; cache_tokens 0: n_ctx * n_seqs.
         n_ctx_train: tokens of context that the model was trained on.
         memory_limit: bytes.
-        asked: the requested cache. rows: every legal mode.
+        asked: the requested cache. rows: every legal mode; kivi only in a type in which its older rows differ.
         refused: (mode, reason) of the other modes.
         fits: the requested cache fits, and loading does not refuse it.
         encoder: of a model with an encoder, slim attention's options for both attentions of the decoder.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import difflib
 import hashlib
 import re
 import time
@@ -297,7 +298,11 @@ def _tools(model: Model) -> str | None:
 
 async def _no_route(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    said = f"{request.method} {request.url.path:.100} is no route here"
+    path = f"{request.url.path:.100}"
+    paths = [route.path for route in request.app.routes if "{" not in route.path]
+    near = difflib.get_close_matches(path, paths, n=1, cutoff=0.7)
+    hint = f" (it takes {error.headers['Allow']})" if error.headers else f" (did you mean {near[0]}?)" if near else ""
+    said = f"{request.method} {path} is no route here{hint}"
     return JSONResponse(Refusal(error.status_code, said, "no_route").json, error.status_code, error.headers)
 
 
