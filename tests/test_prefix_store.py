@@ -240,6 +240,9 @@ def test_a_directory_is_one_process_s(tmp_path):
         with pytest.raises(ValueError, match="positive"):
             PrefixStore(model._runtime, tmp_path, 0)
         (tmp_path / "file").touch()
+        with pytest.raises(NotADirectoryError, match=r"file is not a directory: name one to keep prefixes in"):
+            PrefixStore(model._runtime, tmp_path / "file", SIZE)
+        (tmp_path / "file").touch()
         with pytest.raises(OSError, match="file"):
             PrefixStore(model._runtime, tmp_path / "file", SIZE)
 

@@ -12,7 +12,7 @@ from slimrt.cache.placement import placed
 from slimrt.cache.planner import Planner
 from slimrt.cache.server_sizes import places
 from slimrt.cli.common import Flags, cache_arguments, model_source, note, open_model, show_progress
-from slimrt.cli.values import between, count, positive, real, size, whole
+from slimrt.cli.values import between, count, not_empty, positive, real, size, whole
 from slimrt.errors import UnsupportedError, WontFitError
 from slimrt.generation.loop import loop_of, prefixes_of
 from slimrt.generation.store import PrefixStore
@@ -52,7 +52,9 @@ def add_flags(flags: Flags) -> None:
     flags.add("--cors-origins", metavar="LIST", default="", help="origins of pages that may use the server, "
               "separated by commas, such as https://example.org; *: all")  # fmt: skip
     flags.engine(several=True)
-    flags.add("--prefix-dir", metavar="DIR", help="keep cached prefixes in this folder, across restarts")
+    flags.add(
+        "--prefix-dir", type=not_empty, metavar="DIR", help="keep cached prefixes in this folder, across restarts"
+    )
     flags.add("--prefix-disk", type=size, default="4GiB", metavar="SIZE", help="most disk space for them (default: "
               "%(default)s)")  # fmt: skip
     flags.group("prefill beside decoding")
