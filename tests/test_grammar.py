@@ -536,7 +536,8 @@ def test_long_gbnf_takes_no_long_time():
     for bounds in ("1," + " " * 200_000, "1," + "9" * 5000 + "}"):
         with pytest.raises(slimrt.GrammarError, match="not GBNF"):
             lark_of('root ::= "a"{' + bounds)
-    for text in ('"a"' + "*" * 200_000, "(" * 50_000 + '"a"' + ")+*" * 50_000):
+    nested = '("x" ' * 20_000 + '"a"' + ")+*" * 20_000
+    for text in ('"a"' + "*" * 200_000, "(" * 50_000 + '"a"' + ")+*" * 50_000, nested):
         with pytest.raises(slimrt.GrammarError, match="within each other"):
             lark_of(f"root ::= {text}")
 

@@ -21,7 +21,8 @@ _TOKEN = re.compile(
     | (?P<mark>[|()*+?.])""",
     re.VERBOSE | re.DOTALL,
 )
-_DEEPEST = 64  # groups that begin together; llguidance takes fewer
+_DEEPEST = 32  # groups within each other; llguidance takes fewer
+_TOO_DEEP = f"more than {_DEEPEST} groups or repetitions within each other"
 _LETTER = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)|.", re.DOTALL)
 _ESCAPES = {r"\n": "\n", r"\r": "\r", r"\t": "\t", r"\\": "\\", r"\"": '"', r"\[": "[", r"\]": "]"}
 
@@ -73,17 +74,20 @@ def _rules(text: str) -> dict[str, list[str | tuple[str, str]]]:
             continue
         part = ("rule", found["name"]) if found["name"] is not None else _part(found)
         if part[0] in "*+?{":
-            if parts[item:] in ([], ["("], ["|"]):
+            if item >= len(parts) - 1 and parts[item:] in ([], ["("], ["|"]):
                 raise GrammarError(f"not GBNF: {found[0]} has nothing to repeat")
             if part == "{0,0}":  # nothing, which Lark has no repetition for
                 parts[item:] = ['""']
                 continue
             if parts[-1][0] in "*+?{":  # of a repetition, which Lark wants in a group
                 if parts[item : item + _DEEPEST] == ["("] * _DEEPEST:
-                    raise GrammarError(f"more than {_DEEPEST} groups or repetitions within each other")
-                parts[item:] = ["(", *parts[item:], ")"]
+                    raise GrammarError(_TOO_DEEP)
+                parts.insert(item, "(")
+                parts.append(")")
         else:
             if part == "(":
+                if len(opened) == _DEEPEST:
+                    raise GrammarError(_TOO_DEEP)
                 opened.append(len(parts))
             item = opened.pop() if part == ")" else len(parts)
         parts.append(part)
