@@ -277,11 +277,11 @@ def test_from_pretrained_opens_repositories_and_paths(monkeypatch, repo_id, file
 
 
 def test_from_pretrained_finds_a_pattern_in_a_folder(tiny, tmp_path):
-    for name in ("a-q8_0.gguf", "a-f16.gguf"):
+    for name in ("a-q8_0.gguf", "a-f16.gguf", "mmproj-a-q8_0.gguf", "a-q8_0-00002-of-00002.gguf"):
         (tmp_path / name).symlink_to(tiny)
-    with slimrt.Model.from_pretrained(tmp_path, "*q8_0.gguf", n_ctx=8) as model:
+    with slimrt.Model.from_pretrained(tmp_path, "*Q8_0.gguf", n_ctx=8) as model:
         assert "a-q8_0.gguf" in repr(model)
-    with pytest.raises(ValueError, match=r"2 files match, .*a-f16.gguf and .*a-q8_0.gguf among them: name one"):
+    with pytest.raises(ValueError, match=r"2 models match, a-f16.gguf and a-q8_0.gguf among them: name one"):
         slimrt.Model.from_pretrained(tmp_path, "*.gguf")
     with pytest.raises(FileNotFoundError, match=r"\*q4.gguf: no such file"):
         slimrt.Model.from_pretrained(tmp_path, "*q4.gguf")

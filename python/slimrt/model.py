@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import random
 import weakref
@@ -19,6 +18,7 @@ from slimrt.generation.draft_model import load_draft
 from slimrt.generation.options import Options
 from slimrt.generation.thin_forks import ThinForks
 from slimrt.measure import score as _score
+from slimrt.modelfile.hub_files import is_model, matches
 from slimrt.modelfile.source import ModelSource
 from slimrt.openai.methods import OpenAIMethods
 from slimrt.plumbing.arguments import whole
@@ -312,12 +312,16 @@ def _address(repo_id: str, filename: str | None) -> str:
 
 
 def _in_folder(folder: str, filename: str) -> str:
-    """The path of a file in a folder, or of the one file that a pattern matches. ValueError: it matches several."""
+    """The path of a file in a folder, or of the one model that a pattern matches, in any case. ValueError: it matches
+    several."""
     path = os.path.join(folder, filename)
-    found = [] if os.path.exists(path) else sorted(glob.glob(glob.escape(os.path.join(folder, "")) + filename))
+    inside, pattern = os.path.split(path)
+    if os.path.exists(path) or not os.path.isdir(inside):
+        return path
+    found = sorted(file for file in os.listdir(inside) if is_model(file) and matches(file, pattern))
     if len(found) > 1:
-        raise ValueError(f"{path}: {len(found)} files match, {found[0]} and {found[1]} among them: name one")
-    return found[0] if found else path
+        raise ValueError(f"{path}: {len(found)} models match, {found[0]} and {found[1]} among them: name one")
+    return os.path.join(inside, found[0]) if found else path
 
 
 def _loaded(kind: type[Model], source: ModelSource, given: dict[str, Any]) -> Model:

@@ -52,7 +52,7 @@ def choose(repo: str, files: Iterable[str], wanted: str = "") -> Chosen:
         raise DownloadError(f"{repo}: {wanted} has weights alone: give {repo} without a file's name")
     if wanted in files:
         return _whole(repo, files, wanted)
-    found = [file for file in files if _is_model(file)]
+    found = [file for file in files if is_model(file)]
     if not found:
         return _directory(repo, files, wanted)
     if not wanted:
@@ -73,21 +73,22 @@ def type_of(file: str) -> str:
     return said[-1].upper() if said else ""
 
 
-def _is_model(file: str) -> bool:
+def is_model(file: str) -> bool:
     """Whether a file is a GGUF model, or the first of its shards."""
     shard = _SHARD.fullmatch(file)
     return file.endswith(".gguf") and not _BESIDE.fullmatch(file) and (shard is None or int(shard["number"]) == 1)
+
+
+def matches(file: str, pattern: str) -> bool:
+    """Whether a file's name matches a pattern, in any case."""
+    return fnmatch.fnmatchcase(file.lower(), pattern.lower())
 
 
 def _of_type(files: Sequence[str], wanted: str) -> list[str]:
     """The files of this type, or with it between two separators in their name, or matching it as a pattern; ignores
     case."""
     said = re.compile(rf"(?:^|[-./]){re.escape(wanted)}(?=[-./])", re.IGNORECASE)
-    return [
-        file
-        for file in files
-        if type_of(file) == wanted.upper() or said.search(file) or fnmatch.fnmatch(file.lower(), wanted.lower())
-    ]
+    return [file for file in files if type_of(file) == wanted.upper() or said.search(file) or matches(file, wanted)]
 
 
 def _types(files: Sequence[str]) -> str:
