@@ -102,7 +102,12 @@ def test_every_flag_in_the_table(parsers, habit, capsys):
 
 def test_names_of_transformers(capsys):
     """ "True" after one is its value, "False" asks for what is not done: neither was taken for a text."""
-    assert read("generate", "--stream", "--do_sample", "True", "m").positional == "m"
+    assert read("generate", "--stream", "true", "--do_sample", "True", "m").positional == "m"
+    for verb in ("translate", "text2text"):
+        for flag, advice in (("--stream", "printed when it is done"), ("--do-sample", "--temp 1 draws tokens")):
+            with pytest.raises(SystemExit, match="2"):
+                read(verb, "m", flag)
+            assert advice in capsys.readouterr().err
     for words, said in (
         (("--do-sample", "False"), "unless --temp 0 asks for the likeliest"),
         (("--max_new_tokens", "4"), "-n N, most tokens to generate"),
@@ -146,6 +151,9 @@ def test_what_may_be_glued_or_begin_with_a_dash():
         (("chat", "m", "--save", ""), "--save: must not be empty"),
         (("transcribe", "m", "a.wav", "-o", ""), "-o/--output: must not be empty"),
         (("bench", "m", "-o", "-"), "leave -o - out"),
+        (("convert", "m", "-o", "-"), "-o/--output: must be the name of a file"),
+        (("imatrix", "m", "-o", "-"), "-o/--output: must be the name of a file"),
+        (("generate", "m", "--save-session", "-"), "--save-session: must be the name of a file"),
         (("forecast", "m", "a.csv", "-o", "-"), "leave -o - out"),
     ],
 )

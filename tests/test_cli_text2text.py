@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from contextlib import contextmanager
 
@@ -18,7 +19,7 @@ from test_transcribe import ScriptedEngine
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
 
 
-def test_text2text_and_translate(opened, t5_path, capsys, tmp_path):  # noqa: F811
+def test_text2text_and_translate(opened, t5_path, capsys, tmp_path, monkeypatch):  # noqa: F811
     model, seen = opened(t5_path, lambda n_seqs: ScriptedEngine(reversing, n_seqs=n_seqs, **T5_INFO))
     assert main(["text2text", model, "-p", "a b c"]) == 0
     assert capsys.readouterr().out == "c b a\n" and seen["n_seqs"] == 1
@@ -33,6 +34,9 @@ def test_text2text_and_translate(opened, t5_path, capsys, tmp_path):  # noqa: F8
     (tmp_path / "lines.txt").write_text("\n")
     assert main(["text2text", model, "-f", str(tmp_path / "lines.txt")]) == 1
     assert "no text in it" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
+    assert main(["text2text", model, "-f", "-"]) == 1
+    assert "stdin: no text in it" in capsys.readouterr().err
 
 
 def test_lines_stay_beside_each_other(opened, t5_path, capsys, tmp_path):  # noqa: F811

@@ -13,7 +13,7 @@ from slimrt.cli.chat_input import Entered, Reader
 from slimrt.cli.common import Flags, check_options, model_source, note, open_model, read_input, sentence
 from slimrt.cli.conversation import Conversation
 from slimrt.cli.sampling import constraint_arguments, sampling_arguments
-from slimrt.cli.values import not_empty
+from slimrt.cli.values import file_name, not_empty
 from slimrt.errors import SlimrtError
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import check_target
@@ -34,7 +34,7 @@ def add_flags(flags: Flags) -> None:
               "'{\"enable_thinking\": false}'")  # fmt: skip
     flags.add("--load", twin=False, type=not_empty, metavar="FILE", help="continue a conversation that --save or /save "
               "wrote")  # fmt: skip
-    flags.add("--save", twin=False, type=not_empty, metavar="FILE", help="save the conversation to a file after each "
+    flags.add("--save", twin=False, type=file_name, metavar="FILE", help="save the conversation to a file after each "
               "answer")  # fmt: skip
     flags.n_predict(-1)
     flags.draft()

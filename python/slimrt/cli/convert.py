@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import slimrt
 from slimrt.cli.common import Flags, complain, from_flags, model_name, native_types, print_json, show_progress
-from slimrt.cli.values import between, count, is_number, lower, parsed, positive
+from slimrt.cli.values import between, count, file_name, is_number, lower, parsed, positive
 from slimrt.errors import CacheUnsupportedError
 from slimrt.folding.report import ConvertReport
 from slimrt.modes import AUTO, CACHE_TYPES, CROSS_MODES, MODES, SPARED
@@ -19,7 +19,8 @@ def add_flags(flags: Flags) -> None:
     flags.checks += [native_types, _check_cache]
     flags.twins = False  # the contents of a file must not depend on the environment
     flags.model()
-    flags.add("-o", "--output", "--out", required=True, metavar="OUT", help="the file to write")
+    flags.add("-o", "--output", "--out", required=True, type=file_name, metavar="OUT",
+              help="the file to write")  # fmt: skip
     flags.add("--force", action="store_true", help="replace OUT where it exists")
     flags.add("--lora", action="append", default=[], metavar="ADAPTER[:SCALE]", help="merge a LoRA adapter: PEFT's "
               "directory, or a GGUF file; may be given several times")  # fmt: skip

@@ -14,7 +14,7 @@ from slimrt.cache.planner import whole_blocks
 from slimrt.cli.common import Flags, check_options, model_source, note, open_model, print_json, read_input
 from slimrt.cli.flags import Collect
 from slimrt.cli.sampling import constraint_arguments, sampling_arguments
-from slimrt.cli.values import count, not_empty, positive, whole
+from slimrt.cli.values import count, file_name, not_empty, positive, whole
 from slimrt.generation.stream import Stream
 from slimrt.modelfile.source import ModelSource
 from slimrt.plumbing.files import check_target
@@ -46,7 +46,7 @@ def add_flags(flags: Flags) -> None:
     flags.add("--lookup", action="store_true", help="prompt lookup decoding: draft tokens from what the text repeats, "
               "where that is faster")  # fmt: skip
     flags.draft()
-    flags.add("--save-session", twin=False, type=not_empty, metavar="FILE", help="save the context in a file "
+    flags.add("--save-session", twin=False, type=file_name, metavar="FILE", help="save the context in a file "
               "afterwards, after Ctrl-C too")  # fmt: skip
     flags.add("--force", twin=False, action="store_true", help="--save-session may replace a file that is no session")
     flags.add("--load-session", twin=False, type=not_empty, metavar="FILE", help="continue a saved context; the prompt "

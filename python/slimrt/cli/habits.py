@@ -12,8 +12,8 @@ class Habit(NamedTuple):
     Attributes:
         names: of the flags.
         advice: what to do instead, or why nothing is needed.
-        granted: values that ask for what slimrt does anyway, which are accepted and ignored ("": the bare flag); None:
-            the flag is always refused.
+        granted: values, in any case, that ask for what slimrt does anyway: accepted and ignored ("": the bare flag);
+            None: the flag is always refused.
         verbs: to which this applies; (): all.
     """
 
@@ -24,7 +24,8 @@ class Habit(NamedTuple):
 
 
 TEXT = ("generate", "chat")
-TEXTS = (*TEXT, "translate", "text2text")
+LINES = ("translate", "text2text")
+TEXTS = (*TEXT, *LINES)
 SOUND = ("transcribe",)
 
 HABITS = (
@@ -126,19 +127,21 @@ HABITS = (
     Habit(("-np", "--no-prints"), "-q leaves only errors on stderr", None, SOUND),
     Habit(("-pp", "--print-progress"), "bars are shown on a terminal", ("",), SOUND),
     Habit(("-di", "--diarize", "-tdrz", "--tinydiarize"), "speakers are not told apart", None, SOUND),
-    Habit(("--fp16",), "weights are used as stored; the type of cached rows is --cache-type", ("False",), SOUND),
+    Habit(("--fp16",), "weights are used as stored; the type of cached rows is --cache-type", ("false",), SOUND),
     Habit(("--compute-type",), "weights are used as stored; the type of cached rows is --cache-type", None, SOUND),
-    Habit(("--condition-on-previous-text",), "that is the default; --no-previous-text turns it off", ("True",), SOUND),
+    Habit(("--condition-on-previous-text",), "that is the default; --no-previous-text turns it off", ("true",), SOUND),
     Habit(("-vm", "--vad-model"), "--vad silero comes with its network: pip install 'slimrt[vad]'", None, SOUND),
     # Chronos
     Habit(("--prediction-length",), "-n N, steps", None, ("forecast",)),
     Habit(("--quantile-levels",), "--quantiles 0.1,0.5,0.9", None, ("forecast",)),
     # transformers, Ollama
     Habit(("--max-new-tokens", "--max-length", "--num-predict"), "-n N, most tokens to generate", None, TEXTS),
-    Habit(("--do-sample",), "tokens are drawn unless --temp 0 asks for the likeliest", ("", "True"), TEXT),
+    Habit(("--do-sample",), "tokens are drawn unless --temp 0 asks for the likeliest", ("", "true"), TEXT),
+    Habit(("--do-sample",), "--temp 1 draws tokens; without it they are the likeliest", None, LINES),
     Habit(("--repetition-penalty",), "--repeat-penalty R", None, TEXTS),
     Habit(("--stop-sequence", "--stop-sequences", "--stop-words"), "--stop TEXT, repeated for each", None, TEXTS),
-    Habit(("--stream",), "texts are printed as they are made", ("", "True"), TEXT),
+    Habit(("--stream",), "texts are printed as they are made", ("", "true"), TEXT),
+    Habit(("--stream",), "a text is printed when it is done", None, LINES),
     Habit(("-o", "--output", "--output-file"), "texts go to stdout: > FILE keeps them", None, TEXTS),
     # MLX
     Habit(("--max-kv-size",), "the context is -c N"),

@@ -6,7 +6,7 @@ import argparse
 
 import slimrt
 from slimrt.cli.common import Flags, beside_model, model_name, print_json, show_progress
-from slimrt.cli.values import positive, threads
+from slimrt.cli.values import file_name, positive, threads
 
 
 def add_flags(flags: Flags) -> None:
@@ -14,7 +14,8 @@ def add_flags(flags: Flags) -> None:
     flags.model()
     flags.parser.add_argument("text", metavar="FILE", nargs="*", help="a UTF-8 text (else -f, else a built-in one)")
     flags.add("-f", "--file", metavar="FILE", help="FILE as a flag")
-    flags.add("-o", "--output", "--out", required=True, metavar="OUT", help="the file to write")
+    flags.add("-o", "--output", "--out", required=True, type=file_name, metavar="OUT",
+              help="the file to write")  # fmt: skip
     flags.add("--force", action="store_true", help="replace OUT where it exists")
     flags.add("-c", "--ctx", "--ctx-size", type=positive, metavar="N", help="tokens of a chunk; chunks do not see each "
               "other (default: 512, or the model's context)")  # fmt: skip

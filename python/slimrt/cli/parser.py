@@ -133,9 +133,9 @@ class Parser(argparse.ArgumentParser):
         if known.granted is None:
             self.refuse(f"there is no flag {name}: {known.advice}")
         if value is None:
-            takes = [one for one in (*known.granted, "off", "0", "false", "False") if one]
-            value = left.popleft() if known.granted != ("",) and left and left[0] in takes else ""
-        if value not in known.granted:
+            takes = [one for one in (*known.granted, "off", "0", "false") if one]
+            value = left.popleft() if known.granted != ("",) and left and left[0].lower() in takes else ""
+        if value.lower() not in known.granted:
             self.refuse(f"{name}{value and f' {value}'}: {known.advice}")
 
     def _nearest(self, name: str) -> str:

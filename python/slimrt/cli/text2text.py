@@ -67,7 +67,7 @@ def texts(args: argparse.Namespace) -> list[str]:
         args.usage_error("which text? give -p TEXT, -f FILE, or pipe one in")
     lines = [line.rstrip("\n") for line in io.StringIO(read_input(args.file), newline=None)]
     if not any(map(str.strip, lines)):
-        raise ValueError(f"{args.file or 'stdin'}: no text in it")
+        raise ValueError(f"{'stdin' if args.file in (None, '-') else args.file}: no text in it")
     return lines
 
 

@@ -138,6 +138,13 @@ def not_empty(text: str) -> str:
     return text
 
 
+def file_name(text: str) -> str:
+    """The name of a file to write, which is never stdout."""
+    if text == "-":
+        raise argparse.ArgumentTypeError("must be the name of a file: this is not written to stdout")
+    return not_empty(text)
+
+
 def lower(text: str) -> str:
     """Names are case-insensitive: Q8_0 is q8_0."""
     return text.lower()
