@@ -381,6 +381,7 @@ def test_bad_options(model, options, error, message):
     [
         ([BOS, 10**6], "token id 1000000 is not in the vocabulary"),
         ([-1], "token id -1 is not in the vocabulary"),
+        ([BOS, 1 << 70], "token id 1180591620717411303424 is not in the vocabulary"),
         ([[1, 2], [3, 4]], "one-dimensional.* got int64"),
         ([0.5], "sequence of int, got float64"),
     ],

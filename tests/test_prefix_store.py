@@ -240,11 +240,10 @@ def test_a_directory_is_one_process_s(tmp_path):
         with pytest.raises(ValueError, match="positive"):
             PrefixStore(model._runtime, tmp_path, 0)
         (tmp_path / "file").touch()
-        with pytest.raises(NotADirectoryError, match=r"file is not a directory: name one to keep prefixes in"):
-            PrefixStore(model._runtime, tmp_path / "file", SIZE)
-        (tmp_path / "file").touch()
-        with pytest.raises(OSError, match="file"):
-            PrefixStore(model._runtime, tmp_path / "file", SIZE)
+        (tmp_path / "link").symlink_to("nowhere")
+        for name in ("file", "link"):
+            with pytest.raises(NotADirectoryError, match=rf"{name} is not a directory: name one to keep prefixes in"):
+                PrefixStore(model._runtime, tmp_path / name, SIZE)
 
 
 # ---------------------------------------------------------------- room

@@ -247,7 +247,7 @@ class PrefixTree:
         sequence, parent = node.sequence, node.parent
         assert sequence is not None and parent is not None
         whole = self._store is not None and self._store.keeps_whole
-        if whole and not node.children:  # it goes: where nothing is free, no copy of it can be cut to whole blocks
+        if whole and not node.children and not engine.free_blocks():  # no copy can be made to be cut to whole blocks
             _try_truncate(engine, sequence, node.end // BLOCK * BLOCK)
         length = 0 if node.children or whole else (-(-node.end // BLOCK) - blocks) * BLOCK
         self._save(engine, node, max(length, node.begin), key)

@@ -82,7 +82,7 @@ class PrefixStore(Closing):
         self.keeps_whole, self._refused = any(layer["mode"] in AGING for layer in runtime.info["layers"]), False
         self.loaded = self.written = self.damaged = 0
         self._directory, self._size = Path(directory), size
-        if self._directory.exists() and not self._directory.is_dir():
+        if os.path.lexists(directory) and not self._directory.is_dir():
             raise NotADirectoryError(f"{directory} is not a directory: name one to keep prefixes in")
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock: int | None = _locked(self._directory)
