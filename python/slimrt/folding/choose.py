@@ -8,10 +8,12 @@ that age the errors are those of the oldest level, which are the largest, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import product
+from itertools import chain, product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -146,19 +148,20 @@ def choose(
         smallest error; if none meets the target, the one with the smallest error. And the Pareto front of bytes and
         error, by bytes, for grouped-query attention, where k+r is not always better than kv; else [].
     """
-    options = sorted(_options(sample, held_out, offered, target, half=half), key=lambda option: option.bytes)
-
-    def serves(option: Option) -> bool:
-        return option.meets(target) and (offered.lossy or not option.refused)
-
-    found = next(filter(serves, options), None)
-    if found is None:
-        found = _most_precise(options)
-    else:
-        equal = [option for option in options if option.bytes == found.bytes and serves(option)]
-        found = min(equal, key=lambda option: (bool(option.reader.tensors), option.error))
+    options = _by_bytes(_families(sample, held_out, offered, target, half=half))
+    tried: list[Option] = []
+    serve: list[Option] = []  # all with the same bytes
+    for option in options:
+        tried.append(option)
+        if serve and option.bytes > serve[0].bytes:
+            break
+        if option.meets(target) and (offered.lossy or not option.refused):
+            serve.append(option)
+    found = (
+        min(serve, key=lambda option: (bool(option.reader.tensors), option.error)) if serve else _most_precise(tried)
+    )
     attention = sample.weights.attention
-    return found, front(options) if attention.kv_width < attention.d else []
+    return found, front([*tried, *options]) if attention.kv_width < attention.d else []
 
 
 def _most_precise(options: list[Option]) -> Option:
@@ -173,7 +176,7 @@ def _most_precise(options: list[Option]) -> Option:
 
 def offers(sample: Sample, held_out: list[Window], offered: Offered = Offered(), *, half: bool) -> list[Offer]:
     """The Pareto front of a layer's caches in bytes and `budget.loss`, fewest bytes first. Arguments as `choose`."""
-    options = _options(sample, held_out, offered, None, half=half)
+    options = chain.from_iterable(family.make() for family in _families(sample, held_out, offered, None, half=half))
     by_offer = {option.offer(): replace(option) for option in options}  # copies without the reader, which may be large
     kept: list[Offer] = []
     for offer in sorted(by_offer, key=lambda one: (one.bytes, one.loss)):
@@ -193,21 +196,37 @@ def front(options: list[Option]) -> list[Option]:
     return [option for option in kept if not any(other.beats(option) for other in kept)]
 
 
-def _options(
+class _Family(NamedTuple):
+    """Options that are made together. least: bytes that none of them is below."""
+
+    least: float
+    make: Callable[[], Iterable[Option]]
+
+
+def _by_bytes(families: Iterable[_Family]) -> Iterator[Option]:
+    """Their options, fewest bytes first. Those of a family, which take long, are made when it is its turn."""
+    waiting: list[Option] = []
+    for family in [*sorted(families, key=lambda one: one.least), _Family(math.inf, list)]:
+        while waiting and waiting[0].bytes < family.least:
+            yield waiting.pop(0)
+        waiting = sorted([*waiting, *family.make()], key=lambda option: option.bytes)
+
+
+def _families(
     sample: Sample, held_out: list[Window], offered: Offered, target: float | None, *, half: bool
-) -> Iterator[Option]:
+) -> Iterator[_Family]:
     """All caches to choose from. target: None: not limited by an error."""
     attention = sample.weights.attention
     for type_name in AUTO_TYPES if offered.types is None else offered.types:
         for mode in attention.predictable() if offered.mode == AUTO else ():
+            size = bytes_per_token(planes(attention, mode, type_name))
             if mode == "k+r":
-                yield from _conditioned(sample, held_out, type_name, target, half=half)
+                yield _Family(size, partial(_conditioned, sample, held_out, type_name, target, half=half))
             elif not _singular(sample, mode):
-                size = bytes_per_token(planes(attention, mode, type_name))
                 make = partial(reader, sample, mode, type_name, half=half)
-                yield Option(mode, type_name, 0, "", size, make, held_out)
+                yield _Family(size, partial(list, [Option(mode, type_name, 0, "", size, make, held_out)]))
     if offered.level_types and attention.modes()[LATENT_MODE].legal:
-        yield from _aging(sample, held_out, offered)
+        yield _Family(0, partial(_aging, sample, held_out, offered))
 
 
 def _aging(sample: Sample, held_out: list[Window], offered: Offered) -> Iterator[Option]:
@@ -241,11 +260,12 @@ def _conditioned(
     attention = sample.weights.attention
     grouped, width = attention.kv_width < attention.d, attention.kv_width
     most = width if grouped or target is None else width // 2  # with MHA K nearly determines V: half is mostly enough
-    fold = Conditioned(sample, type_name, half=half, max_rank=most)
+    fold = Conditioned(sample, type_name, half=half, max_rank=most, known=sample.products)
     if target is not None:
         enough = [rank for kind in RESIDUAL_TYPES if (rank := fold.smallest_rank(kind, target)) is not None]
         if most < width and min(enough, default=most) * _WIDER[1] > most:
-            most, fold = width, Conditioned(sample, type_name, half=half, max_rank=width)
+            most = width
+            fold = Conditioned(sample, type_name, half=half, max_rank=most, known=sample.products)
     found: set[tuple[int, str]] = set()
     for residual_type in RESIDUAL_TYPES:
         ranks = {width // part // 4 * 4 for part in _PARTS} if grouped else set()

@@ -13,7 +13,7 @@ from slimrt.folding import noise
 from slimrt.folding.planes import Plane, planes, static_scales
 from slimrt.folding.readback import Reader, Sample, half_weights
 from slimrt.folding.slim import SlimRow
-from slimrt.folding.wiener import error_covariance, half_rows, leading, wiener
+from slimrt.folding.wiener import Products, error_covariance, half_rows, leading, wiener
 from slimrt.folding.window import KeyNoise, Window
 
 # Float16 tensors of the residual may add this much to the noise variance that rounding the residual causes.
@@ -35,38 +35,45 @@ class Conditioned:
         half: if type_name has 8 bits or fewer, store W' in float16 with one scale per row, and tensors of the residual
             in float16 where that adds little noise.
         max_rank: number of directions to prepare.
+        known: `Sample.products`, if they are at hand.
     """
 
-    def __init__(self, sample: Sample, type_name: str, *, half: bool, max_rank: int):
+    def __init__(self, sample: Sample, type_name: str, *, half: bool, max_rank: int, known: Products | None = None):
         self.sample, self.type = sample, type_name
         a = sample.weights.attention
         self.scales = static_scales(sample.k[:, : sample.slim], type_name)
         self.row = SlimRow(sample, planes(a, "k+r", type_name, v_heads=sample.v_heads), self.scales)
         self.rows = np.concatenate([self.row.of(window) for window in sample.windows])
         self.v = sample.v[:, : sample.slim]
-        w_k = sample.w_row / self.row.scales
         self.noise = noise.of_plane(self.rows, self.row, a.d)
         self._halved = half and half_weights(type_name)
-        self._store(self._fit(w_k))
-        missed = sample.w_computed - w_k @ self.weight
+        self._store(self._fit(known))
+        missed = sample.w_computed - sample.w_row @ self._of_row(self.weight)
         covariance = error_covariance(sample.moment, missed, self.weight, self.noise)
         self.missed, self.total = missed, float(covariance.trace())
         self.values, self.basis = leading(covariance, min(max_rank, sample.slim))
         self._left: tuple[int, np.ndarray, np.ndarray] | None = None
 
-    def _fit(self, w_k: np.ndarray) -> np.ndarray:
+    def _of_row(self, weight: np.ndarray) -> np.ndarray:
+        """W' of k' = k / s, for k."""
+        return np.asarray(weight / self.row.scales[:, None])
+
+    def _fit(self, known: Products | None) -> np.ndarray:
         sample, a = self.sample, self.sample.weights.attention
         if self.type == "f32" and a.kv_width >= a.d:  # no noise to expect: the fold becomes that of slim attention
             with suppress(CacheUnsupportedError):  # W_K is singular: the residual holds what K has lost
                 return sample.v_from_k.weight
         of_weight = noise.of_float("f16") if self._halved else 0.0
         expected = self.noise + of_weight * noise.energy(self.rows)
-        quiet = expected == 0  # a channel that is always zero predicts nothing
-        if not quiet.any():
-            return wiener(sample.moment, w_k, sample.w_computed, expected)
+        # k' + n predicts V as k + s n does, whose products do not depend on s.
+        scales, noises = self.row.scales, expected * self.row.scales**2
+        heard = expected != 0  # a channel that is always zero predicts nothing
+        if known is not None and not heard.all():
+            known = known[0][np.ix_(heard, heard)], known[1][heard]
         out = np.zeros((a.kv_width, sample.slim))
-        if not quiet.all():
-            out[~quiet] = wiener(sample.moment, w_k[:, ~quiet], sample.w_computed, expected[~quiet])
+        if heard.any():
+            of_row = wiener(sample.moment, sample.w_row[:, heard], sample.w_computed, noises[heard], known)
+            out[heard] = of_row * scales[heard, None]
         return out
 
     def _store(self, weight: np.ndarray) -> None:
@@ -90,12 +97,22 @@ class Conditioned:
         return np.maximum(deviation, 1e-6 * largest) if largest else np.ones(len(deviation))
 
     @cached_property
+    def _weight_turned(self) -> np.ndarray:
+        """W' B [e_k, max rank]."""
+        return np.asarray(self.weight @ self.basis)
+
+    @cached_property
+    def _missed_turned(self) -> np.ndarray:
+        """What W' misses, in the directions of B [d, max rank]."""
+        return np.asarray(self.missed @ self.basis)
+
+    @cached_property
     def residual_tensors(self) -> dict[str, np.ndarray]:
         """The residual's tensors for the largest rank; a smaller rank uses their first rows, or columns."""
         per_sigma = self.basis / self.sigma
         return {
             "attn_kr_x.weight": np.ascontiguousarray((self.sample.w_computed @ per_sigma).T, np.float32),
-            "attn_kr_k.weight": np.ascontiguousarray(-(self.weight @ per_sigma).T, np.float32),
+            "attn_kr_k.weight": np.ascontiguousarray(-(self._weight_turned / self.sigma).T, np.float32),
             "attn_kr_out.weight": np.ascontiguousarray(self.basis * self.sigma, np.float32),
         }
 
@@ -149,18 +166,21 @@ class Conditioned:
             tensors[name], added = half, added + noises
         return tensors, added
 
+    @cached_property
+    def _noise_of_sums(self) -> np.ndarray:
+        """Noise variance in each direction [max rank] of rho' sigma, the small difference of two float32 sums of the
+        size of v, from their rounding."""
+        size = noise.energy(self.v @ self.basis.astype(np.float32))
+        sums = size * noise.of_sum(self.sample.weights.attention.d)
+        return np.asarray(sums + noise.of_reading(noise.energy(self.rows), self._weight_turned, size))
+
     def residual_noise(self, rank: int, residual_type: str) -> np.ndarray:
         """Noise variance of the stored residual, times sigma^2: in each direction of V that it corrects [rank]."""
         if not rank:
             return np.zeros(0)
         rows = self._residuals[:, :rank]
         rounding = Plane(rank, 1, residual_type).round(rows) - np.ascontiguousarray(rows)
-        # rho' is the small difference of two float32 sums of the size of v, whose rounding adds noise too
-        basis = self.basis[:, :rank]
-        size = noise.energy(self.v @ basis.astype(np.float32))
-        sums = size * noise.of_sum(self.sample.weights.attention.d)
-        sums += noise.of_reading(noise.energy(self.rows), self.weight @ basis, size)
-        return np.asarray(noise.energy(rounding) * self.sigma[:rank] ** 2 + sums)
+        return np.asarray(noise.energy(rounding) * self.sigma[:rank] ** 2 + self._noise_of_sums[:rank])
 
     def left(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
         """The error of V that a residual of this rank leaves: the variance in each channel that the rounding of the row
@@ -168,8 +188,8 @@ class Conditioned:
         cached, for residuals of other types."""
         if self._left is None or self._left[0] != rank:
             basis = self.basis[:, :rank]
-            weight = self.weight - (self.weight @ basis) @ basis.T
-            self._left = rank, self.noise @ weight**2, self.missed - (self.missed @ basis) @ basis.T
+            weight = self.weight - self._weight_turned[:, :rank] @ basis.T
+            self._left = rank, self.noise @ weight**2, self.missed - self._missed_turned[:, :rank] @ basis.T
         return self._left[1:]
 
     @cached_property

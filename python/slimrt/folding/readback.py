@@ -17,6 +17,7 @@ from slimrt.folding import noise
 from slimrt.folding.exact import FOLDED, Fold, condition, folded, stored
 from slimrt.folding.planes import Plane, bytes_per_token, planes, static_scales
 from slimrt.folding.weights import LayerWeights
+from slimrt.folding.wiener import Products, products
 from slimrt.folding.window import KeyNoise, Window
 
 _FULL_WEIGHTS = ("f32", "f16", "bf16")  # row types with which folds stay in float32 (docs/cache-math.md section 2)
@@ -96,6 +97,11 @@ class Sample:
         if not np.isfinite(cond):
             raise a.refuse("xr", weights.layer, "the rotated columns of W_K are not independent")
         return cond
+
+    @cached_property
+    def products(self) -> Products:
+        """`wiener.products` of the row and the V computed from it, for folds of several types."""
+        return products(self.moment, self.w_row, self.w_computed)
 
     @cached_property
     def value_energy(self) -> float:

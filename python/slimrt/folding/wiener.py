@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Matrix = NDArray[np.floating[Any]]  # float64
+Products = tuple[Matrix, Matrix]  # W_K^T S W_K [e_k, e_k] and W_K^T S W_V [e_k, e_v]
 
-_CHOLESKY_LIMIT = 1e12
+_CONDITION_LIMIT = 1e12
 _DENSE = 1024  # up to this size all eigenvectors are computed
 
 
@@ -32,28 +33,33 @@ def shrunk(moment: Matrix, n_tokens: int) -> Matrix:
     return out
 
 
-def wiener(moment: Matrix, w_k: Matrix, w_v: Matrix, noise: Matrix) -> Matrix:
+def products(moment: Matrix, w_k: Matrix, w_v: Matrix) -> Products:
+    """What `wiener` computes without regard to noise. Arguments as there."""
+    weighted = moment @ w_k
+    return w_k.T @ weighted, weighted.T @ w_v
+
+
+def wiener(moment: Matrix, w_k: Matrix, w_v: Matrix, noise: Matrix, known: Products | None = None) -> Matrix:
     """Return W [e_k, e_v] that minimises E|v - (k + n) W|^2 = |S^1/2 (W_K W - W_V)|^2 + |N^1/2 W|^2.
 
     With channels divided by their noise, the normal equations are (A + I) Z = ..., with A the signal-to-noise ratio:
     their condition is at most 1 + trace A, and the smallest eigenvalue, which determines the fit, is at least 1. There
-    the relative error of a Cholesky solution is about 1e-16 times the condition: negligible for rows of 8 bits (1e5 per
+    the relative error of a solution is about 1e-16 times the condition: negligible for rows of 8 bits (1e5 per
     channel) or 16 (1e8). Only for float32 rows (1e15) the stacked system is solved by QR, without forming the product.
 
     Args:
         moment: S = E[x^T x], [d, d].
         w_k, w_v: [d, e_k] and [d, e_v].
         noise: variance of each channel of k as it reads back, above 0, [e_k].
+        known: their `products`, if they are at hand.
     """
     deviation = np.sqrt(noise)
-    per_noise = w_k / deviation
-    weighted = moment @ per_noise
-    signal = per_noise.T @ weighted
-    if 1 + signal.trace() > _CHOLESKY_LIMIT:
+    signal, right = known or products(moment, w_k, w_v)
+    signal = signal / deviation[:, None] / deviation
+    if 1 + signal.trace() > _CONDITION_LIMIT:
         return stacked_wiener(moment, w_k, w_v, noise)
-    right = weighted.T @ w_v
     signal[np.diag_indices(len(signal))] += 1
-    return _solve_positive(signal, right) / deviation[:, None]
+    return np.linalg.solve(signal, right / deviation[:, None]) / deviation[:, None]
 
 
 def stacked_wiener(moment: Matrix, w_k: Matrix, w_v: Matrix, noise: Matrix) -> Matrix:
@@ -66,16 +72,8 @@ def stacked_wiener(moment: Matrix, w_k: Matrix, w_v: Matrix, noise: Matrix) -> M
     return np.linalg.solve(r, q[: len(root)].T @ (root @ w_v)) / deviation[:, None]
 
 
-def _solve_positive(matrix: Matrix, right: Matrix) -> Matrix:
-    """matrix^-1 right for a positive definite matrix, by its Cholesky factor.
-
-    NumPy has no triangular solver; the factor is inverted recursively in halves, which needs matrix products only.
-    """
-    inverse = _inverse_of_lower(np.linalg.cholesky(matrix))
-    return inverse.T @ (inverse @ right)
-
-
 def _inverse_of_lower(lower: Matrix) -> Matrix:
+    """NumPy has no triangular solver: recursively in halves, which needs matrix products only."""
     n = len(lower)
     if n <= 256:
         return np.linalg.inv(lower)
@@ -90,18 +88,20 @@ def _inverse_of_lower(lower: Matrix) -> Matrix:
 def error_covariance(moment: Matrix, missed: Matrix, weight: Matrix, noise: Matrix) -> Matrix:
     """Second moments of v - (k + n) W: C = M^T S M + W^T N W [e_v, e_v], with M = W_V - W_K W [d, e_v]."""
     covariance = missed.T @ (moment @ missed)
-    covariance += weight.T @ (noise[:, None] * weight)
+    noises = np.sqrt(noise)[:, None] * weight
+    covariance += noises.T @ noises  # half the arithmetic of a product of two
     return covariance
 
 
 def leading(covariance: Matrix, rank: int) -> tuple[Matrix, Matrix]:
     """Return the largest eigenvalues [rank], descending, and their eigenvectors [e, rank].
 
-    Large matrices are treated by block subspace iteration, which need not converge to eigenvectors: any orthonormal
-    basis of nearly the same span will do, and the values returned are exact for the basis returned.
+    Less than half of those of a large matrix are found by block subspace iteration, which need not converge to
+    eigenvectors: any orthonormal basis of nearly the same span will do, and the values returned are exact for the basis
+    returned. For more of them it takes longer than computing all.
     """
     e = len(covariance)
-    if e <= _DENSE or 2 * rank > e:
+    if e <= _DENSE or 2 * rank >= e:
         values, vectors = np.linalg.eigh(covariance)
         return np.maximum(values[::-1][:rank], 0), np.ascontiguousarray(vectors[:, ::-1][:, :rank])
     start = np.random.default_rng(0).normal(size=(e, rank + 16))
