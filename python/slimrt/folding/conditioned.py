@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,20 @@ from slimrt.folding.window import KeyNoise, Window
 
 # Float16 tensors of the residual may add this much to the noise variance that rounding the residual causes.
 _HALVED = 0.01
+
+
+class _Half(NamedTuple):
+    """A tensor in float16, and the noise variance of each of its rows' products that this adds."""
+
+    tensor: np.ndarray
+    noise: np.ndarray
+
+    @classmethod
+    def of(cls, tensor: np.ndarray, factors: np.ndarray) -> _Half:
+        """factors: what the tensor [m, e] is multiplied with [n, e]."""
+        with np.errstate(over="ignore", invalid="ignore"):  # past float16 the noise is infinite, or NaN
+            half = tensor.astype(np.float16)
+            return cls(half, noise.energy(factors @ (half - tensor).T))
 
 
 class Conditioned:
@@ -137,34 +152,43 @@ class Conditioned:
         rho' = x P + k^ R, where the terms of k^ R cancel: rounding R to R^ alone may add a good part of the
         residual's noise. With P + W_K (R - R^) for P, the error R^ - R meets only the noise of k^, not k.
         """
-        tensors = {
-            name: np.ascontiguousarray(tensor[:, :rank] if name == "attn_kr_out.weight" else tensor[:rank])
-            for name, tensor in self.residual_tensors.items()
-        }
-        added = np.zeros(self.sample.slim)
-        if not self._halved:
-            return tensors, added
-        limit = _HALVED * float(rounding.sum())
-        to_values = (self.basis[:, :rank] * self.sigma[:rank]) ** 2
-        residuals = Plane(rank, 1, residual_type).round(self._residuals[:, :rank])
-        for name, meets, of_values in (
-            ("attn_kr_k.weight", self._read_back - self.rows, to_values),
-            ("attn_kr_x.weight", self.sample.x, to_values),
-            ("attn_kr_out.weight", residuals, None),
-        ):
-            with np.errstate(over="ignore", invalid="ignore"):  # past float16 the noise is infinite, or NaN
-                half = tensors[name].astype(np.float16)
-                error = half - tensors[name]
-                noises = noise.energy(meets @ error.T)
-                if of_values is not None:
-                    noises = of_values @ noises
-            if not noises.sum() <= limit:
-                continue
-            if name == "attn_kr_k.weight":
-                of_k = (self.sample.w_row / self.row.scales) @ error.T
-                tensors["attn_kr_x.weight"] = tensors["attn_kr_x.weight"] - of_k.T.astype(np.float32)
-            tensors[name], added = half, added + noises
-        return tensors, added
+        of_x, of_k, out = self.residual_tensors.values()
+        out, added = np.ascontiguousarray(out[:, :rank]), np.zeros(self.sample.slim)
+        if self._halved:
+            limit = _HALVED * float(rounding.sum())
+            to_values = (self.basis[:, :rank] * self.sigma[:rank]) ** 2
+            half = self._half_k
+            halves_k = (noises := to_values @ half.noise[:rank]).sum() <= limit
+            if halves_k:
+                of_k, of_x, added = half.tensor, self._x_of_half_k, added + noises
+            half = self._half_x_of_half_k if halves_k else self._half_x
+            if (noises := to_values @ half.noise[:rank]).sum() <= limit:
+                of_x, added = half.tensor, added + noises
+            half = _Half.of(out, Plane(rank, 1, residual_type).round(self._residuals[:, :rank]))
+            if half.noise.sum() <= limit:
+                out, added = half.tensor, added + half.noise
+        tensors = (np.ascontiguousarray(of_x[:rank]), np.ascontiguousarray(of_k[:rank]), out)
+        return dict(zip(self.residual_tensors, tensors, strict=True)), added
+
+    @cached_property
+    def _half_k(self) -> _Half:
+        return _Half.of(self.residual_tensors["attn_kr_k.weight"], self._read_back - self.rows)
+
+    @cached_property
+    def _half_x(self) -> _Half:
+        return _Half.of(self.residual_tensors["attn_kr_x.weight"], self.sample.x)
+
+    @cached_property
+    def _x_of_half_k(self) -> np.ndarray:
+        """P + W_K (R - R^) [max rank, d]."""
+        with np.errstate(over="ignore", invalid="ignore"):  # as in _Half
+            error = self._half_k.tensor - self.residual_tensors["attn_kr_k.weight"]
+            of_k = (self.sample.w_row / self.row.scales) @ error.T
+        return np.asarray(self.residual_tensors["attn_kr_x.weight"] - of_k.T.astype(np.float32))
+
+    @cached_property
+    def _half_x_of_half_k(self) -> _Half:
+        return _Half.of(self._x_of_half_k, self.sample.x)
 
     @cached_property
     def _noise_of_sums(self) -> np.ndarray:
