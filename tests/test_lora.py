@@ -100,6 +100,20 @@ def test_scales_ranks_and_weights_trained_whole(tmp_path):
     same(out, wanted)
 
 
+def test_biases_of_modules_that_were_trained_whole(tmp_path):
+    """PEFT saves them with bias="all" three times: as trained, again, and as they were."""
+    up, rng = "model.layers.1.mlp.up_proj", np.random.default_rng(6)
+    own = hf_tensors(GOLDEN / "llama_bias")
+    whole = {f"{up}.{part}": rng.normal(size=own[f"{up}.{part}"].shape) for part in ("weight", "bias")}
+    repeated = {f"{up}.modules_to_save.bias": whole[f"{up}.bias"], f"{up}.original_module.bias": own[f"{up}.bias"]}
+    found, out, wanted = products("llama_bias", [Q]), tmp_path / "out.gguf", tmp_path / "wanted.gguf"
+    adapter = save_adapter(tmp_path / "adapter", as_parts(found) | whole | repeated, bias="all")
+    slimrt.convert(directory(tmp_path / "base", "llama_bias"), out, lora=adapter)
+    weights = changed("llama_bias", found, ALPHA / RANK) | whole
+    slimrt.convert(directory(tmp_path / "merged", "llama_bias", weights), wanted)
+    same(out, wanted)
+
+
 def test_an_output_matrix_that_transformers_calls_lm_head_and_files_do_not(tmp_path):
     found = products("gptneox", ["embed_out"])
     adapter = save_adapter(tmp_path / "adapter", as_parts({"lm_head": found["embed_out"]}))

@@ -177,6 +177,10 @@ class Peft:
         return np.asarray(result, np.float32)
 
     def _add(self, name: str) -> None:
+        # bias="all" has the biases of modules_to_save twice more: under this name, and as the model's own were.
+        same = name.replace(".modules_to_save.", ".")
+        if ".original_module." in name or (same != name and same in self._entries):
+            return
         plain = name.removeprefix(_PREFIX).replace(".base_layer.", ".")
         if match := _PART.fullmatch(plain):
             parts = self._changes.setdefault(f"{match['module']}.weight", _Change()).parts
