@@ -296,8 +296,9 @@ def test_rope_scalings_that_are_refused():
     assert scaling(type="dynamic", factor=1.0) == {} == scaling(rope_type="default")
     with pytest.raises(UnsupportedError, match="dynamic.*128"):
         scaling(type="dynamic", factor=2.0)
-    with pytest.raises(UnsupportedError, match="truncate"):
-        scaling(type="yarn", factor=2.0, truncate=False)
+    for off in (False, None):  # which transformers takes alike
+        with pytest.raises(UnsupportedError, match="truncate"):
+            scaling(type="yarn", factor=2.0, truncate=off)
     with pytest.raises(UnsupportedError, match="differ between layers"):
         scaling(full_attention={"rope_theta": 1e6}, sliding_attention={"rope_theta": 1e4})
     with pytest.raises(ModelFormatError, match="long_factor is not a list of 8"):

@@ -29,8 +29,8 @@ class _Parameters:
         kind = _ALIASES.get(kind, kind)
         self.kind = aliases.get(kind, kind)
 
-    def get(self, key: str) -> Any:
-        return self._found.get(key, self._config.get(key) if key in _OF_MODELS else None)
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._found.get(key, self._config.get(key) if key in _OF_MODELS else default)
 
     def number(self, key: str, default: float | None = None) -> float:
         value = default if self.get(key) is None else self.get(key)
@@ -191,7 +191,7 @@ def _proportional(p: _Parameters, n_rot: int) -> _Scaling:
 def _yarn(p: _Parameters, n_rot: int) -> _Scaling:
     """YaRN (Peng et al. 2023). GGUF's attn_factor multiplies the paper's own 1 + 0.1 ln s, by which what rotates grows;
     with a yarn_log_multiplier scores do, by its square."""
-    if p.get("truncate") is False:
+    if not p.get("truncate", True):  # null means false, too
         raise UnsupportedError("config.json: YaRN with truncate = false is not supported")
     factor = p.number("factor")
 
