@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import slimrt
-from conftest import CUDA_MISSING
+from conftest import CUDA_MISSING, GOLDEN
 from gguf_shapes import Shape, write_random
 from slimrt import core
 from slimrt.cli import doctor
@@ -67,6 +67,15 @@ def test_a_context_beyond_the_trained_one_is_told(run, tiny, caplog):
         slimrt.Model(tiny, n_ctx=512).close()
     assert said in caplog.text
     assert run("generate", tiny, "-p", "the cat", "-n", 1, "-c", 512)[2].count(said) == 1
+
+
+def test_a_context_that_takes_longrope_s_long_factors_is_told(caplog):
+    said = "128 tokens is above the 48 of phi3 before longrope"
+    with caplog.at_level("INFO", "slimrt"):
+        slimrt.Model(GOLDEN / "phi3", n_ctx=48).close()
+        assert "longrope" not in caplog.text
+        slimrt.Model(GOLDEN / "phi3", n_ctx=128).close()
+    assert said in caplog.text
 
 
 def test_a_plan_for_more_than_the_trained_context(run, tiny):

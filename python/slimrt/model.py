@@ -167,11 +167,7 @@ class Model(OpenAIMethods, Closing):
                 except BaseException:
                     self._runtime.close()
                     raise
-            if n_ctx > source.n_ctx_train and not source.has_encoder:
-                note(
-                    f"the context of {n_ctx} tokens is longer than the {source.n_ctx_train} that {source.name} was "
-                    "trained on, and the model makes little sense of more"
-                )
+            _tell_of_context(source, self._runtime.n_ctx)
             _runtime.describe(self._runtime, self.memory(), note if verbose else LOG.debug)
             if self._runtime.draft is not None:
                 (note if verbose else LOG.debug)(f"{self._runtime.draft}")
@@ -322,6 +318,21 @@ def _in_folder(folder: str, filename: str) -> str:
     if len(found) > 1:
         raise ValueError(f"{path}: {len(found)} models match, {found[0]} and {found[1]} among them: name one")
     return os.path.join(inside, found[0]) if found else path
+
+
+def _tell_of_context(source: ModelSource, n_ctx: int) -> None:
+    """Notes on a context that changes what the model makes of texts."""
+    if n_ctx > source.n_ctx_train and not source.has_encoder:
+        note(
+            f"the context of {n_ctx} tokens is longer than the {source.n_ctx_train} that {source.name} was "
+            "trained on, and the model makes little sense of more"
+        )
+    if source.n_ctx_short is not None and n_ctx > source.n_ctx_short:
+        note(
+            f"the context of {n_ctx} tokens is above the {source.n_ctx_short} of {source.name} before longrope: all "
+            "texts, short ones too, take the long factors, as in llama.cpp (transformers takes them for longer texts "
+            f"alone); n_ctx (--ctx) {source.n_ctx_short} keeps the short ones"
+        )
 
 
 def _loaded(kind: type[Model], source: ModelSource, given: dict[str, Any]) -> Model:

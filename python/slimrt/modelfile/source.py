@@ -245,6 +245,14 @@ class ModelSource:
         """Tokens of context that the model was trained on."""
         return int(self.defaults["n_ctx_train"])
 
+    @property
+    def n_ctx_short(self) -> int | None:
+        """The largest context with which longrope takes its short factors; None: the model has no longrope."""
+        if "rope_factors_long.weight" not in self.file.tensors():
+            return None
+        key = f"{self.architecture}.rope.scaling.original_context_length"
+        return int(self.file.value(key)) if key in self.file.keys() else self.n_ctx_train
+
     @cached_property
     def n_ctx_limit(self) -> int | None:
         """The number of learned positions, which bounds the context; None: the model has none."""
