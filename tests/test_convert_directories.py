@@ -319,6 +319,19 @@ def changed_config(tmp_path: Path, name: str, **changes) -> Path:
     return directory
 
 
+def test_what_the_runtime_refuses_is_not_left_on_the_disk(tmp_path, monkeypatch):
+    """Neither where it was to be, in place of what was there, nor in the cache; the message names the source."""
+    monkeypatch.setenv("SLIMRT_CACHE_DIR", str(tmp_path / "cache"))
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    source, out = changed_config(tmp_path, "llama_mha", rope_parameters=rope), tmp_path / "out.gguf"
+    out.write_text("something else")
+    for make in (lambda: slimrt.convert(source, out), lambda: slimrt.Model(source)):
+        with pytest.raises(UnsupportedError, match=f"^{source}: partial rotary embedding"):
+            make()
+    assert out.read_text() == "something else"
+    assert [*tmp_path.glob("**/*.gguf*")] == [out]
+
+
 REFUSED = {
     "dynamic scaling": ("llama_mha", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
     "scaled by layer": ("gpt2_erf", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),

@@ -14,7 +14,6 @@ import numpy.random  # noqa: F401 (loaded before the work begins: its extension 
 from gguf import GGUFValueType
 from gguf.gguf_writer import GGUFValue
 
-from slimrt import core
 from slimrt.cache.config import CacheChoice
 from slimrt.cache.planner import Planner
 from slimrt.converter.importance import Importance
@@ -38,7 +37,7 @@ from slimrt.modelfile.gguf import ModelData, array, check_room, float32, string,
 from slimrt.modelfile.hub import located
 from slimrt.modelfile.imatrix import Imatrix, read_imatrix
 from slimrt.modelfile.lora import Adapters, Named
-from slimrt.modelfile.reading import FORMAT_VERSION, read_model, runnable, source_files, source_hash
+from slimrt.modelfile.reading import FORMAT_VERSION, plan_of_written, read_model, runnable, source_files, source_hash
 from slimrt.modelfile.source import ModelSource
 from slimrt.modes import AGING, AUTO, BASELINES, FOLDED
 from slimrt.plumbing import progress as bars
@@ -142,8 +141,8 @@ def convert(
             )
             metadata |= cross_fields(crossed, cross, cross_type)
         with written_gguf(target, model.with_metadata(metadata), show_progress=show) as written:
+            planned = plan_of_written(written, source)
             spared = find_delta(written, source, calibration, show_progress=show) if sparse else None
-    planned = core.plan(str(target))
     if cache not in (*FOLDED, AUTO):
         layers = [unfolded(attention, one) for one in planned["layers"]]
     shown = ", ".join(request.types)

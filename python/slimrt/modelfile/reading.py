@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from slimrt import core
-from slimrt.errors import UnsupportedError
+from slimrt.errors import ModelFormatError, UnsupportedError
+from slimrt.info import Plan
 from slimrt.modelfile.ggml_bin import read_ggml_bin
-from slimrt.modelfile.gguf import ModelData, check_room, read_gguf, uint32, write_gguf
+from slimrt.modelfile.gguf import ModelData, check_room, read_gguf, uint32, written_gguf
 from slimrt.modelfile.hf.directory import read_hf
 from slimrt.modelfile.hub import title
 from slimrt.modelfile.hub_files import MODEL_FILES
@@ -183,9 +184,22 @@ def cached_gguf(
             "list shows it, SLIMRT_CACHE_DIR names another place)"
         )
         version = {"slimrt.format_version": uint32(FORMAT_VERSION)}
-        write_gguf(target, model.with_metadata(version), show_progress=progress and bars.wanted(None))
+        with written_gguf(target, model.with_metadata(version), show_progress=progress and bars.wanted(None)) as file:
+            plan_of_written(file, named)
         remember_source(target, Path(path).absolute())
     return target
+
+
+def plan_of_written(file: Path, source: Path) -> Plan:
+    """The plan of a file that is not in its place yet, so that one which the runtime refuses never gets there.
+
+    Raises:
+        ModelFormatError, UnsupportedError: it does; the message names the source.
+    """
+    try:
+        return core.plan(str(file))
+    except (ModelFormatError, UnsupportedError) as error:
+        raise type(error)(str(error).replace(str(file), str(source))) from None
 
 
 def runnable(source: Path, show_progress: bool, adapters: Adapters = NONE) -> Path:
