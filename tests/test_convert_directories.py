@@ -427,6 +427,11 @@ REFUSED = {
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.5}},
         "partial_rotary_factor",
     ),
+    "a part of what rotates of a head with a latent": (
+        "deepseek2",
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor other than 1",
+    ),
     "another activation of Gemma": ("gemma", {"hidden_act": "silu"}, "hidden_act"),
     "BLOOM's other residual": (
         "bloom",

@@ -104,6 +104,10 @@ def _settle_latent(family: Family, values: dict[str, Any]) -> tuple[Family, dict
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if rope.get("mscale_all_dim") and kind not in ("yarn", "default"):
         raise UnsupportedError("config.json: mscale_all_dim beside another RoPE scaling than YaRN is not supported")
+    if (rope.get("partial_rotary_factor") or values.get("partial_rotary_factor") or 1) != 1:
+        raise UnsupportedError(
+            "config.json: a partial_rotary_factor other than 1 is not supported here: qk_rope_head_dim says what turns"
+        )
     if "rope_interleave" in values and values["rope_interleave"] is None:
         raise UnsupportedError("config.json: rope_interleave = null, which means false, is not supported")
     values |= {
