@@ -332,6 +332,12 @@ def test_what_the_runtime_refuses_is_not_left_on_the_disk(tmp_path, monkeypatch)
     assert [*tmp_path.glob("**/*.gguf*")] == [out]
 
 
+def test_rope_in_the_spelling_of_gpt_neox_alone(tmp_path):
+    """As transformers reads it: a rope_theta without rotary_emb_base is of no effect."""
+    source = changed_config(tmp_path, "gptneox", rope_parameters=None, rope_theta=500.0, rotary_pct=0.5)
+    assert read_hf(source)[0].value("gptneox.rope.freq_base", 0.0) == 10000
+
+
 REFUSED = {
     "dynamic scaling": ("llama_mha", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
     "scaled by layer": ("gpt2_erf", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),

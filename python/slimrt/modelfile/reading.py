@@ -28,7 +28,7 @@ from slimrt.plumbing.notes import note
 from slimrt.plumbing.units import format_bytes
 
 FORMAT_VERSION = 1  # of the keys under "slimrt."
-_CONVERTER = 10  # raise it when the same source converts to different bytes, so that cached files are made again
+_CONVERTER = 11  # raise it when the same source converts to different bytes, so that cached files are made again
 # Keys that describe the model, not its conversion.
 _KEPT_KEYS = (
     "slimrt.activation",

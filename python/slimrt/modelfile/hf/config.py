@@ -35,6 +35,7 @@ _MODEL_TYPES = {
     **ENCODER_DECODERS,
     **BART_FAMILIES,
 }
+_OF_ROPE = ("rope_theta", "partial_rotary_factor")
 _CLASSES = {**OWN_CLASSES, **CLASSES}  # which are not what their model type says
 
 
@@ -86,9 +87,10 @@ class Config:
         usual = {theirs: ours for ours, theirs in self.family.spelling.items()}
         generated = (*self.family.numbers, *self.family.of_generation, "bad_words_ids")
         said = {key: generation[key] for key in generated if generation.get(key) is not None}
-        # In its own spelling a key counts more: transformers writes some twice.
+        # In its own spelling a key counts more, since transformers writes some twice; RoPE's are read in that alone.
         own = {usual[key]: value for key, value in values.items() if key in usual}
-        self.values = {**self.family.defaults, **values, **own, **said}
+        read = {key: value for key, value in values.items() if not (key in _OF_ROPE and key in self.family.spelling)}
+        self.values = {**self.family.defaults, **read, **own, **said}
         with values_of(path):
             self._refuse()
             if self.family.settle is not None:
