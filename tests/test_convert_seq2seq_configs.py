@@ -101,9 +101,16 @@ def test_a_head_that_contradicts_the_config(name, seq2seq, tmp_path):
                           ("gated-relu", True, "relu"), ("gated-gelu", True, "gelu_tanh")])  # fmt: skip
 def test_feed_forward_of_t5(projection, gated, activation, seq2seq, tmp_path):
     source = seq2seq("t5_v11" if gated else "t5")
-    model, _ = read_hf(rewritten(source, tmp_path / "model", dict.copy, feed_forward_proj=projection))
+    config = {"feed_forward_proj": projection, "dense_act_fn": "out"}
+    model, _ = read_hf(rewritten(source, tmp_path / "model", dict.copy, **config))
     assert ("dec.blk.1.ffn_gate.weight" in model.tensors) == gated
     assert model.value("slimrt.activation") == activation
+
+
+def test_an_activation_of_t5_in_words_of_its_own(seq2seq, tmp_path):
+    """dense_act_fn counts more than feed_forward_proj, as in transformers."""
+    model, _ = read_hf(rewritten(seq2seq("t5_v11"), tmp_path / "model", dict.copy, dense_act_fn="gelu"))
+    assert model.value("slimrt.activation") == "gelu_erf"
 
 
 def test_sizes_that_configs_leave_out(seq2seq, tmp_path):
@@ -136,6 +143,7 @@ REFUSED = {
     "another decoder activation": ("moonshine", {"decoder_hidden_act": "gelu"}, UnsupportedError, "decoder_hidden_act"),
     "an odd rotation": ("moonshine", {"rope_parameters": {"partial_rotary_factor": 0.6}}, ModelFormatError, "turns 7"),
     "another feed-forward": ("t5", {"feed_forward_proj": "gated-tanh"}, UnsupportedError, "feed_forward_proj"),
+    "another activation of its own": ("t5", {"dense_act_fn": "gelu"}, UnsupportedError, "dense_act_fn = 'gelu'"),
     "an encoder alone": ("t5", {"is_encoder_decoder": False}, UnsupportedError, "is_encoder_decoder"),
     "no layers": ("t5", {"num_layers": 0}, ModelFormatError, "num_layers is 0"),
     "a layer too many": ("t5", {"num_decoder_layers": 3}, ModelFormatError, "'decoder.block.2.*missing"),

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from slimrt.errors import UnsupportedError
+from slimrt.modelfile.hf.families import ACTIVATIONS
 from slimrt.modelfile.hf.family import ALWAYS, Family, Stack
 from slimrt.modelfile.hf.seq2seq_fields import chronos_fields, whisper_fields
 
@@ -45,14 +47,22 @@ def _t5_stacks(*, gated: bool) -> tuple[Stack, ...]:
 
 
 def _settle_t5(family: Family, values: dict[str, Any]) -> tuple[Family, dict[str, Any]]:
-    """Reads feed_forward_proj, what transformers 4 and 5 say of the head, and whether it is Chronos-Bolt.
+    """Reads feed_forward_proj, than which dense_act_fn counts more (transformers writes both), what transformers 4 and
+    5 say of the head, and whether it is Chronos-Bolt.
 
     The head's input is scaled by d^-0.5 where it is tied. Transformers 4 says with tie_word_embeddings whether it is;
     5 always writes true there, and keeps what that once meant in scale_decoder_outputs.
     """
     projection = values["feed_forward_proj"]
     gated, activation = projection.startswith("gated-"), projection.removeprefix("gated-")
-    values["hidden_act"] = "gelu_new" if projection == "gated-gelu" else activation
+    act = values.get("dense_act_fn") or ("gelu_new" if projection == "gated-gelu" else activation)
+    allowed = tuple(ACTIVATIONS) if gated else ("relu",)
+    if act not in allowed:
+        raise UnsupportedError(
+            f"config.json: dense_act_fn = {act!r} is not supported beside feed_forward_proj = {projection!r}; "
+            f"supported: {', '.join(allowed)}"
+        )
+    values["hidden_act"] = act
     values["max_position_embeddings"] = max(512, values.get("max_position_embeddings") or 0)
     scaled = values.get("scale_decoder_outputs")
     values["tie_word_embeddings"] = values.get("tie_word_embeddings") is not False if scaled is None else bool(scaled)
