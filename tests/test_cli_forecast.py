@@ -159,7 +159,7 @@ def test_stacked_series():
     with pytest.raises(ValueError, match="row 6 has nothing in column item_id"):
         values(text + ",3,5,50\n", (), "item_id")
     by_date = "item_id,day,y\n" + "".join(f"{one},2020-01-0{day},{day}\n" for day in (1, 2, 3) for one in "BA")
-    with pytest.raises(ValueError, match="has the date of another row.*tell them apart with --id"):
+    with pytest.raises(ValueError, match="the date of another row.*tell them apart with --id"):
         values(by_date, tell=told.append)
     assert len(told) == 1, told[1:]  # the column of dates is none of ids
 

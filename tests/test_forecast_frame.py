@@ -129,7 +129,7 @@ def test_levels_beyond_those_trained_for_are_warned_of(bolt, recwarn):
 def test_what_chronos_2_has_is_refused_by_name(bolt):
     with pytest.raises(TypeError, match="covariates are for Chronos-2"):
         bolt.predict_quantiles([{"target": [1.0, 2.0], "past_covariates": {}}])
-    with pytest.raises(ValueError, match="cross_learning is for Chronos-2"):
+    with pytest.raises(ValueError, match="cross_learning .--joint. is for Chronos-2"):
         bolt.predict_quantiles([[1.0, 2.0], [3.0, 4.0]], cross_learning=True)
 
 

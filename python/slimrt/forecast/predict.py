@@ -58,7 +58,7 @@ def predict(
     if kind == "chronos-2":
         return _chronos2(runtime, series, prediction_length, levels.tolist(), together, call or Call())
     if together:
-        raise ValueError("cross_learning is for Chronos-2: Chronos and Chronos-Bolt read each series alone")
+        raise ValueError("cross_learning (--joint) is for Chronos-2: Chronos and Chronos-Bolt read each series alone")
     rows = as_series(series)
     if kind == "chronos-bolt":
         bolt = read_bolt(file)

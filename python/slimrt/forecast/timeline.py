@@ -171,13 +171,13 @@ def _filled(name: str, rows: Rows, steps: _Steps, insisted: bool, notes: Notes) 
     if len(same):
         hint = ", or write offsets from UTC where clocks are set back" if frequency.within_days and not in_utc else ""
         raise ValueError(
-            f"{where}{rows.named(same + 1)} has the date of another row; if rows are of several series, tell them "
+            f"{where}{rows.named(same + 1)}: the date of another row; if rows are of several series, tell them "
             f"apart with --id{hint}; {_NO_DATES}"
         )
     if len(off := np.flatnonzero(~frequency.fits(moments))):
         if not insisted:
             raise ValueError(
-                f"{where}{rows.named(off)} is not at a step of the others ({frequency}): --freq names one, and a row "
+                f"{where}{rows.named(off)}: not at a step of the others ({frequency}): --freq names one, and a row "
                 f"counts for the step that it falls in; {_NO_DATES}"
             )
         notes.add(
@@ -185,7 +185,7 @@ def _filled(name: str, rows: Rows, steps: _Steps, insisted: bool, notes: Notes) 
         )
     places = frequency.places(moments)
     if len(same := np.flatnonzero(np.diff(places) == 0)):
-        raise ValueError(f"{where}{rows.named(same + 1)} falls in the same step as the row before ({frequency})")
+        raise ValueError(f"{where}{rows.named(same + 1)}: in the same step as the row before ({frequency})")
     frequency = frequency.starting(frequency.moments(places[:1])[0])
     places -= places[0]
     _note_gaps(name, rows, places, frequency, notes)
