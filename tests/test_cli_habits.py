@@ -198,6 +198,9 @@ def test_lists_take_blanks_and_commas(tmp_path, words):
     assert args.compare == "kv:f16,k:f16" and args.text == [str(text)]
     assert read("perplexity", "m", "--compare", *words, "text.txt").text == ["text.txt"]
     assert read("bench", "m", "--compare", *words).compare == "kv:f16,k:f16"
+    several = ("kv:f16", "kivi:q4/q2", "lowrank:q2/q3@0.375+q8*64+predict")
+    args = read("perplexity", "m", "--compare", *several, "x:/folder/text.txt")
+    assert args.compare == ",".join(several) and args.text == ["x:/folder/text.txt"]
 
 
 def test_other_lists():

@@ -160,7 +160,9 @@ def is_number(word: str) -> bool:
 
 def is_cache(word: str) -> bool:
     """Whether a word continues a list of caches: it looks like a cache's name, and no such file exists."""
-    return re.fullmatch(r"[\w+]{1,8}(:[^\s/]*)?(,[^\s/]*)*", word) is not None and not os.path.exists(word)
+    slash = r"/(?=(q|b?f|fp)\d)"  # between types only, as in kivi:q4/q2
+    name = re.fullmatch(rf"[\w+]{{1,8}}([:,]([^\s/]|{slash})*)?", word, re.I)
+    return name is not None and not os.path.exists(word)
 
 
 def one_of(choices: Iterable[str] | None) -> Callable[[str], str]:
