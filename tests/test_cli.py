@@ -21,7 +21,7 @@ from conftest import GOLDEN, PROMPT, third_party
 from slimrt.cli import generate
 from slimrt.generation.stream import Stream
 from slimrt.modelfile.gguf import Tensor, read_gguf, write_gguf
-from slimrt.runtime.session import read_header
+from slimrt.runtime.session_file import read_header
 from tiny_model import write_tiny
 
 pytestmark = [pytest.mark.usefixtures("clean_environment"), pytest.mark.unsanitized]  # Python most of the time
@@ -183,7 +183,7 @@ def test_a_saved_session_has_no_drafts(tiny, tmp_path):
     with slimrt.Model(tiny, n_ctx=64) as model, model.session() as session:
         ids = model.tokenize(PROMPT)
         session.append([*ids, 5, 6, 7])
-        generate._save(session, [*ids, 5], 0, str(tmp_path / "s"))
+        generate._save(session, [*ids, 5], 0, str(tmp_path / "s"), overwrite=False)
     assert read_header(tmp_path / "s")["tokens"] == [*ids, 5]
 
 

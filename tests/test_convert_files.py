@@ -294,7 +294,7 @@ def test_a_session_replaces_sessions_alone(run, tiny, tmp_path):
     out.write_text("mine")
     command = ("generate", tiny, "-p", "a", "-n", 1, "--save-session", out)
     code, said, err = run(*command)
-    assert (code, said) == (1, "") and "would replace a file that is no session: name another, or --force" in err
+    assert (code, said) == (1, "") and "would be replaced, and is no session: name another file" in err
     assert out.read_text() == "mine"
     assert run(*command, "--force")[0] == 0 and out.read_bytes().startswith(b"SLIMRTSE")
     assert run(*command)[0] == 0

@@ -78,6 +78,26 @@ def test_session_file(tiny, tmp_path):
         assert np.array_equal(loaded.append([9]), expected)
 
 
+def test_a_session_replaces_a_session_and_no_other_file(tiny, tmp_path):
+    """It replaced any, a text or the model itself, and said nothing."""
+    model_file, text, saved = shutil.copy(tiny, tmp_path / "m.gguf"), tmp_path / "notes.txt", tmp_path / "s"
+    text.write_text("mine")
+    saved.touch()  # as mktemp does
+    with slimrt.Model(model_file, n_ctx=64) as model, model.session() as session:
+        for n in (1, 2):
+            session.append([BOS])
+            session.save(saved)
+            assert model.load_session(saved).length == n
+        with pytest.raises(FileExistsError, match="notes.txt would be replaced, and is no session: name another"):
+            session.save(text)
+        with pytest.raises(ValueError, match="the session would replace the model"):
+            session.save(model_file, overwrite=True)
+        assert text.read_text() == "mine"
+        model_file.unlink()
+        session.save(text, overwrite=True)
+        assert model.load_session(text).length == 2
+
+
 def test_session_files_that_do_not_belong(tiny, grouped, tmp_path):
     file = tmp_path / "s.session"
     with slimrt.Model(tiny, n_ctx=64) as model, model.session() as session:

@@ -17,11 +17,11 @@ from slimrt.cli.sampling import constraint_arguments, sampling_arguments
 from slimrt.cli.values import count, file_name, not_empty, positive, whole
 from slimrt.generation.stream import Stream
 from slimrt.modelfile.source import ModelSource
-from slimrt.plumbing.files import check_target
 from slimrt.plumbing.units import format_bytes
 from slimrt.results import Generation
 from slimrt.runtime.kinds import continues_texts
-from slimrt.runtime.session import Session, is_session, read_header
+from slimrt.runtime.session import Session
+from slimrt.runtime.session_file import check_replaced, read_header
 
 _AT_ONCE = 8  # texts decoded together by default
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = _prompts(args)
     _check_usage(args, prompts)
     if args.save_session:
-        _check_session_file(Path(args.save_session), source, args.force)
+        check_replaced(Path(args.save_session), source.file.paths, args.force)
     options = _options(args)
     check_options(args, options)  # errors come before the model is loaded
     if _are_several(args, prompts):
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         result = stream.result
         if session is not None and args.save_session:
             if code == 0 or (session.length and session.length + result.shifted >= len(ids)):
-                _save(session, [*ids, *result.tokens], result.shifted, args.save_session)
+                _save(session, [*ids, *result.tokens], result.shifted, args.save_session, args.force)
             else:
                 note(args, f"slimrt: {args.save_session} is not written: Ctrl-C came before the text was computed")
     _notes(args, source, model.n_ctx, [result])
@@ -156,17 +156,6 @@ def _notes(args: argparse.Namespace, source: ModelSource, n_ctx: int, results: S
             note(args, timings_line(one))
 
 
-def _check_session_file(target: Path, source: ModelSource, force: bool) -> None:
-    check_target(target)
-    if not target.exists():
-        return
-    if any(target.samefile(file) for file in source.file.paths):
-        raise ValueError(f"--save-session {target} would replace the model; name another file")
-    if not force and target.stat().st_size and not is_session(target):
-        raise FileExistsError(f"--save-session {target} would replace a file that is no session: name another, or "
-                              "--force")  # fmt: skip
-
-
 def enough_context(source: ModelSource, n_prompt: int, n_predict: int) -> int:
     """The context for a prompt and its continuation, in whole blocks, at most the trained one."""
     if n_predict < 0:
@@ -223,7 +212,7 @@ def _print(args: argparse.Namespace, prompt: str, stream: Stream) -> int:
     return code
 
 
-def _save(session: Session, tokens: list[int], shifted: int, path: str) -> None:
+def _save(session: Session, tokens: list[int], shifted: int, path: str, overwrite: bool) -> None:
     """Save the session with the whole text, without tokens shifted out. The last token, chosen but not computed yet, is
     computed first, unless the context is full."""
     if session.length > len(tokens) - shifted:  # Ctrl-C has left drafts
@@ -231,4 +220,4 @@ def _save(session: Session, tokens: list[int], shifted: int, path: str) -> None:
     left = tokens[session.length + shifted :][: session.runtime.n_ctx - session.length]
     if left:
         session.append(left, last_only=True)
-    session.save(path)
+    session.save(path, overwrite=overwrite)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import operator
 import os
-import struct
 import weakref
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +17,8 @@ from slimrt.cache.planner import BLOCK
 from slimrt.errors import ContextOverflowError, ModelFormatError
 from slimrt.plumbing.arguments import whole
 from slimrt.plumbing.closing import Closing
-from slimrt.plumbing.files import written_beside
 from slimrt.runtime.runtime import Runtime
-
-# File format: magic, length of the header (uint64), header (JSON), rows, CRC-32 of all preceding bytes (uint32).
-_MAGIC = b"SLIMRTSE"
-_VERSION = 2
-_MAX_HEADER = 1 << 28
-_CHECKSUM = struct.Struct("<I")
+from slimrt.runtime.session_file import check_replaced, read, write
 
 CLOSED = "the session is closed"
 
@@ -204,22 +194,18 @@ class Session(Closing):
         self.cut(common)
         return list(ids[common:])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write tokens and rows to a file, which appears only when complete. It can be loaded only with the same model
-        file and cache.
+        file and cache. A session file that is there is replaced; another file only with `overwrite`.
 
         Raises:
-            OSError: the file cannot be written. ValueError: the session is closed.
+            FileExistsError: a file that is no session is there. OSError: the file cannot be written.
+            ValueError: the session is closed, or the path is that of the model.
         """
+        check_replaced(Path(path), self.runtime.source.file.paths, overwrite)
         with self._completed() as engine:
             rows, tokens = engine.save_sequence(self.sequence), list(self._tokens)
-        header = _kind(self.runtime) | {"version": _VERSION, "tokens": tokens, "bytes": int(rows.nbytes)}
-        text = json.dumps(header).encode()
-        with written_beside(Path(path)) as partial, partial.open("wb") as file:
-            start = _MAGIC + struct.pack("<Q", len(text)) + text
-            file.write(start)
-            file.write(rows.data)
-            file.write(_CHECKSUM.pack(zlib.crc32(rows.data, zlib.crc32(start))))
+        write(Path(path), _kind(self.runtime) | {"tokens": tokens}, rows)
 
     @property
     def closed(self) -> bool:
@@ -306,63 +292,9 @@ def _make_room(runtime: Runtime, items: Sequence[tuple[Session, list[int]]]) -> 
             return
 
 
-def is_session(path: str | os.PathLike[str]) -> bool:
-    """Whether a file starts like a session file, of any version, intact or not."""
-    with Path(path).open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
-
-
-def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The header of a session file: version, model, cache, tokens, bytes (of rows). The checksum is not verified.
-
-    Raises:
-        ModelFormatError: not a session file, of another version, or truncated.
-    """
-    with Path(path).open("rb") as file:
-        return _read_start(file, path)[0]
-
-
-def _read_start(file: BinaryIO, path: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes]:
-    """The header, and the bytes of the file that precede the rows. Errors as read_header."""
-    start = file.read(16)
-    if len(start) < 16 or start[:8] != _MAGIC:
-        raise ModelFormatError(f"{path}: not a slimrt session file")
-    size = struct.unpack("<Q", start[8:])[0]
-    text = file.read(size) if size <= _MAX_HEADER else b""
-    try:
-        header = dict(json.loads(text))
-        version, n_bytes = int(header["version"]), int(header["bytes"])
-        if version == _VERSION:
-            header["tokens"] = [operator.index(id) for id in header["tokens"]]
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise ModelFormatError(f"{path}: the header of this session file is broken") from error
-    if version != _VERSION:
-        raise ModelFormatError(
-            f"{path}: session format {version}; this slimrt reads {_VERSION}: save the session again with it"
-        )
-    length, expected = os.fstat(file.fileno()).st_size, 16 + size + n_bytes + _CHECKSUM.size
-    if length != expected or n_bytes < 0:
-        what = "cut off" if length < expected else "damaged"
-        raise ModelFormatError(f"{path}: this session file is {what}: {length} bytes, not {expected}")
-    return header, start + text
-
-
-def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], NDArray[np.uint8]]:
-    """Header and rows. Errors as read_header; ModelFormatError for a wrong checksum."""
-    with Path(path).open("rb") as file:
-        header, start = _read_start(file, path)
-        rows = np.fromfile(file, np.uint8, int(header["bytes"]))
-        checksum = file.read(_CHECKSUM.size)
-    if checksum != _CHECKSUM.pack(zlib.crc32(rows.data, zlib.crc32(start))):
-        raise ModelFormatError(
-            f"{path}: this session file is damaged (its checksum is another): save the session again"
-        )
-    return header, rows
-
-
 def load_session(runtime: Runtime, path: str | os.PathLike[str]) -> Session:
     """Load a session from a file; see Model.load_session."""
-    header, rows = _read(path)
+    header, rows = read(path)
     for key, value in _kind(runtime).items():
         if header.get(key) != value:
             what = "another model file" if key == "model" else f"another cache ({header.get(key)}, here {value})"
