@@ -197,6 +197,10 @@ def test_what_slimrt_lacks_is_refused_by_name_and_nothing_of_it_is_fine(model, n
         ({"echo": True, "logprobs": 1, "stream": True}, slimrt.UnsupportedError, "no echo with logprobs"),
         ({"logprobs": "many"}, TypeError, "logprobs must be a whole number"),
         ({"temperature": "hot"}, TypeError, "temperature must be a number"),
+        ({"mirostat_mode": 1}, slimrt.UnsupportedError, "^mirostat_mode 1 is not supported"),
+        ({"mirostat_mode": 3}, ValueError, "^mirostat_mode must be 0 .none. or 2, got 3"),
+        ({"mirostat": 3}, ValueError, "^mirostat must be 0 .none. or 2, got 3"),
+        ({"mirostat_mode": "2"}, TypeError, "^mirostat_mode must be a whole number"),
     ],
 )
 def test_wrong_requests_are_told_at_once(model, options, error, said):

@@ -91,6 +91,16 @@ class GenerateOptions(TypedDict, total=False):
     on_progress: OnProgress | None
 
 
+def mirostat_version(name: str, value: Any) -> int:
+    """0 or 2. name: of the argument, for the errors. UnsupportedError: 1. ValueError, TypeError: anything else."""
+    version = whole(name, value)
+    if version == 1:
+        raise UnsupportedError(f"{name} 1 is not supported: {name} 2 aims at the same surprise without an estimate")
+    if version not in (0, 2):
+        raise ValueError(f"{name} must be 0 (none) or 2, got {version}")
+    return version
+
+
 @dataclass(frozen=True)
 class Options:
     """The keywords of GenerateOptions with their defaults, checked.
@@ -179,11 +189,7 @@ class Options:
             raise ValueError(f"n_keep={self.n_keep} says what a shifted context keeps: give on_overflow='shift' too")
 
     def _check_mirostat(self) -> None:
-        if self.mirostat == 1:
-            raise UnsupportedError(
-                "mirostat 1 is not supported: mirostat 2 aims at the same surprise without an estimate"
-            )
-        if self.mirostat:
+        if mirostat_version("mirostat", self.mirostat):
             self._refuse_beside("mirostat", FILTERS)
 
     def _check_beams(self) -> None:
@@ -225,7 +231,7 @@ class Options:
     def _check_kinds(self) -> None:
         whole("max_tokens", self.max_tokens)
         for name in ("top_k", "repeat_last_n", "logprobs", "num_beams", "dry_allowed_length",
-                     "dry_penalty_last_n", "mirostat", "n_keep"):  # fmt: skip
+                     "dry_penalty_last_n", "n_keep"):  # fmt: skip
             count(name, getattr(self, name))
         for name in ("min_tokens", "no_repeat_ngram_size"):
             if getattr(self, name) is not None:

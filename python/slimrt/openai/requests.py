@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from slimrt.errors import UnsupportedError
-from slimrt.generation.options import GenerateOptions
+from slimrt.generation.options import GenerateOptions, mirostat_version
 from slimrt.plumbing.arguments import unknown
 from slimrt.plumbing.keywords import refusal
 
@@ -17,8 +17,6 @@ _NO_TOOLS = "create_chat_completion has tools"
 
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")
 """Fields of chat requests that are no options of generate (see tools.py)."""
-
-_RENAMED = {"mirostat_mode": "mirostat"}
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tools": ((None, []), _NO_TOOLS),
@@ -46,10 +44,11 @@ def engine_options(call: str, given: Mapping[str, Any], max_tokens: int | None) 
         UnsupportedError: an option that slimrt lacks. TypeError: an unknown option.
     """
     options: dict[str, Any] = {"max_tokens": -1 if max_tokens is None else max_tokens}
-    for given_name, value in given.items():
-        name = _RENAMED.get(given_name, given_name)
+    for name, value in given.items():
         if name == "response_format":
             options |= response_format(call, value)
+        elif name == "mirostat_mode":  # llama-cpp-python's name, which errors have too
+            options |= {} if value is None else {"mirostat": mirostat_version(name, value)}
         elif name in OPTIONS:
             options |= {} if value is None else {name: value}
         elif name in REFUSED:
