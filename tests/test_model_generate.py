@@ -86,6 +86,8 @@ def test_seeds(tiny, model):
         with slimrt.Model(tiny, n_ctx=64, seed=7) as seeded:
             runs.append([seeded.generate(PROMPT, max_tokens=20).tokens for _ in range(2)])
     assert runs[0] == runs[1] and runs[0][0] != runs[0][1]
+    with slimrt.Model(tiny, n_ctx=64, seed=-1) as new, slimrt.Model(tiny, n_ctx=64, seed=-1) as other:
+        assert new.generate(PROMPT, max_tokens=1).seed != other.generate(PROMPT, max_tokens=1, seed=-1).seed
     unseeded = model.generate(PROMPT, max_tokens=20)
     assert model.generate(PROMPT, max_tokens=20, seed=unseeded.seed).tokens == unseeded.tokens
 
@@ -351,7 +353,7 @@ def test_progress_and_stopping_by_it(tiny):
         ({"logit_bias": {-1: 1.0}}, ValueError, "logit_bias names token -1, the vocabulary has"),
         ({"max_tokens": -2}, ValueError, "max_tokens"),
         ({"logprobs": -1}, ValueError, "logprobs"),
-        ({"seed": -1}, ValueError, "seed"),
+        ({"seed": -2}, ValueError, "seed"),
         ({"stop": ["a", ""]}, ValueError, "stop string"),
         ({"best_of": 1.0}, TypeError, "best_of"),
         ({"max_tokens": 2.5}, TypeError, "max_tokens must be a whole number"),

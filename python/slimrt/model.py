@@ -97,7 +97,7 @@ class Model(OpenAIMethods, Closing):
             drafts for itself, reading only few rows of a long context; for cache mode kv, where reading rows is most
             of a step.
         on_overflow: default of generate's on_overflow: "error" or "shift".
-        seed: makes the seeds of calls without one reproducible.
+        seed: makes the seeds of calls without one reproducible; -1: as None.
         verbose: report on stderr what all options resolved to, and what is logged to the logger "slimrt".
         progress: show progress bars on stderr for long work; None: if it is a terminal.
 
@@ -137,7 +137,7 @@ class Model(OpenAIMethods, Closing):
         self._given = {name: value for name, value in locals().items() if name not in ("self", "path", "options")}
         self._given |= options
         device = resolve_device(device, n_gpu_layers)  # arguments are checked before anything slow
-        Options(on_overflow=on_overflow)
+        Options(on_overflow=on_overflow, seed=seed)
         choice = CacheChoice.of(**options)
         with shown(verbose):
             source = ModelSource.of(path, progress)
@@ -172,7 +172,7 @@ class Model(OpenAIMethods, Closing):
             if self._runtime.draft is not None:
                 (note if verbose else LOG.debug)(f"{self._runtime.draft}")
         self._on_overflow, self._verbose = on_overflow, verbose
-        self._seeds = random.Random(None if seed is None else whole("seed", seed))
+        self._seeds = random.Random(None if seed in (None, -1) else int(seed))
 
     @classmethod
     def from_pretrained(cls, repo_id: str | os.PathLike[str], filename: str | None = None, **options: Any) -> Self:
@@ -296,7 +296,7 @@ class Model(OpenAIMethods, Closing):
         return self.tokenize(prompt) if isinstance(prompt, str) else as_ids(prompt, self.n_vocab)
 
     def _seed_of(self, seed: int | None) -> int:
-        return self._seeds.getrandbits(32) if seed is None else whole("seed", seed)
+        return self._seeds.getrandbits(32) if seed in (None, -1) else whole("seed", seed)
 
 
 def _address(repo_id: str, filename: str | None) -> str:

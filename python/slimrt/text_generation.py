@@ -93,7 +93,7 @@ class TextGeneration(Tasks):
                 (5.0) bits with learning rate mirostat_eta (0.1).
             stop: text, or several: generation ends before the first of them; no part of it is returned.
             ignore_eos: never choose an end token.
-            seed: None: a new one, reported in the result.
+            seed: None or -1: a new one, reported in the result.
             logprobs: how many of the most likely tokens to report at each position; 0: no logprobs.
             num_beams: 1; more: beam search, deterministic, which takes num_beams of the model's n_seqs; n gives the n
                 best texts. length_penalty: 1.0, a score is divided by the text's length to this power.

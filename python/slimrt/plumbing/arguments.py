@@ -67,9 +67,9 @@ def check_bool(name: str, value: Any) -> None:
 
 
 def check_seed(seed: Any) -> None:
-    """TypeError, ValueError unless the seed is None or from 0 to 2^63 - 1."""
-    if seed is not None and not 0 <= whole("seed", seed) < 1 << 63:
-        raise ValueError(f"seed must be from 0 to 2^63 - 1, got {seed}")
+    """TypeError, ValueError unless the seed is None, -1, or from 0 to 2^63 - 1."""
+    if seed is not None and not -1 <= whole("seed", seed) < 1 << 63:
+        raise ValueError(f"seed must be from 0 to 2^63 - 1, or -1 (a new one), got {seed}")
 
 
 def check_function(name: str, value: Any) -> None:
