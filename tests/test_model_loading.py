@@ -181,6 +181,7 @@ def test_too_little_memory_is_said_before_the_fold(tiny, monkeypatch):
         ({"n_ctx": 1.5}, TypeError, "n_ctx must be a whole number"),
         ({"n_threads": "all"}, TypeError, "n_threads must be a whole number"),
         ({"seed": "abc"}, TypeError, "seed must be a whole number"),
+        ({"n_gpu_layers": -2}, ValueError, "n_gpu_layers must be -1 .all. or more, got -2"),
         ({"seed": -2}, ValueError, "seed must be from 0 to 2.63 - 1, or -1 .a new one., got -2"),
         ({"cache": []}, ValueError, "cache must be a mode"),
         ({"cache": 5}, ValueError, "cache must be a mode"),

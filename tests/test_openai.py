@@ -197,6 +197,10 @@ def test_what_slimrt_lacks_is_refused_by_name_and_nothing_of_it_is_fine(model, n
         ({"echo": True, "logprobs": 1, "stream": True}, slimrt.UnsupportedError, "no echo with logprobs"),
         ({"logprobs": "many"}, TypeError, "logprobs must be a whole number"),
         ({"temperature": "hot"}, TypeError, "temperature must be a number"),
+        ({"logprobs": -1}, ValueError, "logprobs must not be negative, got -1"),
+        ({"stream": "false"}, TypeError, "stream must be true or false, got 'false'"),
+        ({"echo": "no"}, TypeError, "echo must be true or false, got 'no'"),
+        ({"stream": True, "stream_options": {"include_usage": "no"}}, TypeError, "include_usage must be true or false"),
         ({"mirostat_mode": 1}, slimrt.UnsupportedError, "^mirostat_mode 1 is not supported"),
         ({"mirostat_mode": 3}, ValueError, "^mirostat_mode must be 0 .none. or 2, got 3"),
         ({"mirostat": 3}, ValueError, "^mirostat must be 0 .none. or 2, got 3"),
@@ -211,6 +215,10 @@ def test_wrong_requests_are_told_at_once(model, options, error, said):
 def test_top_logprobs_belong_to_logprobs(model):
     with pytest.raises(ValueError, match="top_logprobs goes with logprobs=True"):
         model.create_chat_completion(MESSAGES, top_logprobs=2)
+    with pytest.raises(ValueError, match="top_logprobs must not be negative, got -1"):
+        model.create_chat_completion(MESSAGES, logprobs=True, top_logprobs=-1)
+    with pytest.raises(TypeError, match="logprobs must be true or false, got 'no'"):
+        model.create_chat_completion(MESSAGES, logprobs="no")
     with pytest.raises(TypeError, match=r"^Model.create_chat_completion\(\) missing 1 required"):
         model.create_chat_completion()
     assert not OPTIONS & REFUSED.keys()

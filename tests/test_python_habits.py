@@ -27,6 +27,7 @@ from slimrt.plumbing import notes
 from slimrt.plumbing.keywords import ADVICE, ELSEWHERE
 from slimrt.results import CacheComparison, CacheQuality
 from slimrt.speech.records import Segment, TranscriptionInfo
+from tiny_model import BOS
 
 SHIPPED = TESTS.parent / "models"
 
@@ -158,6 +159,27 @@ def test_arguments_of_a_wrong_type_are_named(tmp_path):
         slimrt.convert(SHIPPED / "tale-llama.gguf", tmp_path / "a.gguf", cache="auto", target_error="1%")
     with pytest.raises(TypeError, match=r"caches are a list, such as .*, got 'kv:q8'"):  # not the modes k, v, :, ...
         slimrt.compare_caches(SHIPPED / "tale-llama.gguf", "Anna was a baker. " * 60, "kv:q8")
+
+
+def test_a_switch_is_true_or_false(model, tmp_path):
+    """A text was taken for true: overwrite="no" replaced a file."""
+    text = tmp_path / "mine.gguf"
+    text.write_text("mine")
+    with model.session() as session:
+        for name, call in (
+            ("normalize", model.embed),
+            ("add_special_tokens", model.tokenize),
+            ("skip_special_tokens", model.detokenize),
+            ("verbose", slimrt.Model),
+            ("progress", slimrt.Model),
+            ("overwrite", lambda path, **given: slimrt.convert(path, text, **given)),
+            ("overwrite", lambda _, **given: session.save(text, **given)),
+            ("last_only", lambda _, **given: session.append([BOS], **given)),
+        ):
+            with pytest.raises(TypeError, match=f"^{name} must be true or false, got 'no'"):
+                call("a", **{name: "no"})
+    assert text.read_text() == "mine"
+    assert model.tokenize("a", add_special_tokens=np.bool_(False)) == model.tokenize("a")[1:]
 
 
 def test_a_batch_wider_than_the_model_is_noted(tiny, caplog, capsys):

@@ -47,7 +47,7 @@ def resolve_device(device: str, n_gpu_layers: int | None = None) -> str:
             device for them, they are on the CPU, with a note.
 
     Raises:
-        UnsupportedError: another device, or one that contradicts n_gpu_layers.
+        UnsupportedError: another device, or one that contradicts n_gpu_layers. ValueError: n_gpu_layers below -1.
     """
     if device == AUTO:
         said = os.environ.get("SLIMRT_DEVICE", "").lower()
@@ -59,6 +59,8 @@ def resolve_device(device: str, n_gpu_layers: int | None = None) -> str:
     if n_gpu_layers is None:
         return "cpu" if device == AUTO and not core.cuda_devices()[0] else device
     n = whole("n_gpu_layers", n_gpu_layers)
+    if n < -1:
+        raise ValueError(f"n_gpu_layers must be -1 (all) or more, got {n}")
     gpu = _GPU.fullmatch("cuda" if device == AUTO else device)
     if n == 0 and (gpu or device == "cpu"):
         return "cpu"

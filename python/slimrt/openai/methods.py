@@ -26,7 +26,7 @@ from slimrt.openai.responses import (
     finish_reason,
     usage,
 )
-from slimrt.plumbing.arguments import positive, unknown, whole
+from slimrt.plumbing.arguments import check_switch, positive, unknown, whole
 from slimrt.plumbing.keywords import of_model, refusal
 from slimrt.results import Generation, TokenLogprob
 from slimrt.runtime.kinds import continues_texts
@@ -83,8 +83,9 @@ class OpenAIMethods(TextGeneration):
             Others as generate.
         """
         continues_texts(self._runtime.source)
+        check_switch("echo", echo)
         asked = engine_options("create_completion", options, max_tokens)
-        count = None if logprobs is None or logprobs is False else whole("logprobs", logprobs)
+        count = None if logprobs is None or logprobs is False else _not_negative("logprobs", logprobs)
         ids = [as_prompt(self._runtime, one) for one in _listed(prompt)]
         begun = [self._echoed(one, its) if echo else "" for one, its in zip(_listed(prompt), ids, strict=True)]
         head = Head.new("cmpl", model or self._runtime.source.name)
@@ -149,7 +150,8 @@ class OpenAIMethods(TextGeneration):
         template, variables = options.pop("chat_template", None), options.pop("chat_template_kwargs", None)
         tools = {name: value for name in TOOLS if (value := options.pop(name, None)) is not None}
         asked = engine_options("create_chat_completion", options | {"temperature": temperature}, max_tokens)
-        count = whole("top_logprobs", top_logprobs or 0)
+        check_switch("logprobs", logprobs)
+        count = _not_negative("top_logprobs", top_logprobs or 0)
         if count and not logprobs:
             raise ValueError("top_logprobs goes with logprobs=True")
         asked |= {"logprobs": max(count, 1) if logprobs else 0}
@@ -267,17 +269,25 @@ def _listed(prompt: Any) -> list[Any]:
     return list(prompt) if is_batch(prompt) else [prompt]
 
 
+def _not_negative(name: str, value: Any) -> int:
+    if whole(name, value) < 0:
+        raise ValueError(f"{name} must not be negative, got {value}")
+    return whole(name, value)
+
+
 def _require_one_text(prompts: int, n: int) -> None:
     if prompts * positive("n", n) != 1:
         raise UnsupportedError(f"stream=True gives one text, not {prompts * n}: ask for each by itself")
 
 
 def _wants_usage(stream: bool, options: Mapping[str, bool] | None) -> bool:
+    check_switch("stream", stream)
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(f"stream_options maps names to true or false, got {options!r}")
-    for name in options or ():
+    for name, value in (options or {}).items():
         if name != "include_usage":
             raise UnsupportedError(unknown("stream_options", name, ["include_usage"]))
+        check_switch(name, value)
     if options and not stream:
         raise ValueError("stream_options goes with stream=True")
     return bool((options or {}).get("include_usage"))

@@ -1,4 +1,4 @@
-"""Unknown keyword arguments, refused with slimrt's name for them."""
+"""Keyword arguments: unknown ones are refused with slimrt's name for them, and switches that are no bool."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import difflib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
+
+from slimrt.plumbing.arguments import check_bool, check_switch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -128,16 +130,20 @@ def of_model(call: Callable[P, R]) -> Callable[P, R]:
 
 def named(call: Callable[P, R]) -> Callable[P, R]:
     """Decorator for methods of Model and similar functions: unknown keywords raise a TypeError that gives slimrt's name
-    for them, or the most similar one."""
+    for them, or the most similar one; so do values of switches that are neither true nor false, such as "no"."""
     call = of_model(call)
     known = set[str]()
+    checks = {"bool": check_bool, "bool | None": check_switch}
+    switches = {name: checks[kind] for name, kind in call.__annotations__.items() if kind in checks}
 
-    def check(keywords: Iterable[str]) -> None:
+    def check(keywords: Mapping[str, Any]) -> None:
         if not known.issuperset(keywords):  # `known` is empty before the first call
             known.update(_names(call))
             for name in keywords:
                 if name not in known:
                     raise TypeError(refusal(call.__name__, name, known))
+        for name in keywords.keys() & switches.keys():
+            switches[name](name, keywords[name])
 
     if inspect.iscoroutinefunction(call):
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from slimrt import core
 from slimrt.cache.planner import BLOCK
 from slimrt.errors import ContextOverflowError, ModelFormatError
-from slimrt.plumbing.arguments import whole
+from slimrt.plumbing.arguments import check_bool, whole
 from slimrt.plumbing.closing import Closing
 from slimrt.runtime.runtime import Runtime
 from slimrt.runtime.session_file import check_replaced, read, write
@@ -135,6 +135,7 @@ class Session(Closing):
                 progress in it.
         """
         new = as_ids(ids, self.runtime.n_vocab)
+        check_bool("last_only", last_only)
         if not new:
             raise ValueError("append needs at least one token")
         with self.runtime.lock:
@@ -202,6 +203,7 @@ class Session(Closing):
             FileExistsError: a file that is no session is there. OSError: the file cannot be written.
             ValueError: the session is closed, or the path is that of the model.
         """
+        check_bool("overwrite", overwrite)
         check_replaced(Path(path), self.runtime.source.file.paths, overwrite)
         with self._completed() as engine:
             rows, tokens = engine.save_sequence(self.sequence), list(self._tokens)
