@@ -207,15 +207,22 @@ def test_output_that_nobody_takes(tiny, arguments):
     process.stderr.close()
     with open("/dev/full", "wb") as full:
         process = command(*arguments, stdout=full, env=environment)
-        assert process.communicate(timeout=60)[1] == b"slimrt: error: No space left on device\n"
+        assert process.communicate(timeout=60)[1] == b"slimrt: error: stdout: No space left on device\n"
         assert process.returncode == 1
 
 
-def test_closed_streams(tiny):
-    line = '"$0" -m slimrt plan "$1"'
-    for closed in (">&-", ">&- 2>&-", "<&-"):
-        process = subprocess.run(["sh", "-c", f"{line} {closed}", sys.executable, tiny], capture_output=True)
-        assert (process.returncode, process.stderr) == (0, b"")
+def test_closed_streams(tiny, tmp_path):
+    lost = b"slimrt: error: stdout: Bad file descriptor\n"
+    for line, code, said in (
+        ("plan $1 >&-", 1, lost),  # it was done, and its result lost
+        ("plan $1 >&- 2>&-", 1, b""),
+        ("plan $1 <&-", 0, b""),
+        ("generate $1 -p a -n 1 -q --no-display-prompt --save-session $2 >&-", 1, lost),
+        ("transcribe $1 - <&-", 1, b"stdin: an empty file\n"),
+    ):
+        shell = ["sh", "-c", f'"$0" -m slimrt {line}', sys.executable, tiny, tmp_path / "s"]
+        process = subprocess.run(shell, capture_output=True)
+        assert process.returncode == code and process.stderr.endswith(said), line
     line = f'"$0" -m slimrt generate "$1" -n 2 --temp 0 -p "{PROMPT}" -v 2>&-'
     process = subprocess.run(["sh", "-c", line, sys.executable, tiny], capture_output=True, text=True)
     assert process.returncode == 0 and process.stdout.startswith(PROMPT) and "slimrt:" not in process.stdout

@@ -125,7 +125,7 @@ def test_help_that_a_full_disk_does_not_take():
     with open("/dev/full", "w") as full:
         for words in (["--help"], ["generate", "--help"], ["--version"]):
             done = subprocess.run([sys.executable, "-m", "slimrt", *words], stdout=full, stderr=subprocess.PIPE)
-            assert (done.returncode, done.stderr) == (1, b"slimrt: error: No space left on device\n")
+            assert (done.returncode, done.stderr) == (1, b"slimrt: error: stdout: No space left on device\n")
 
 
 def test_a_missing_model(run, tmp_path):

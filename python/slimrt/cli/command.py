@@ -133,10 +133,13 @@ class _Version(argparse.Action):
 
 
 def _prepare_streams() -> None:
-    """Replace streams that the caller closed (`slimrt ... >&-`) by the null device; and write what the encoding of an
-    output stream lacks as '?'."""
-    sys.stdin = sys.stdin or open(os.devnull)
-    sys.stdout = sys.stdout or open(os.devnull, "w")
+    """Replace streams that the caller closed (`slimrt ... >&-`) by the null device, a stdout by one that is opened for
+    reading, so that a result is not lost in silence; and write what the encoding of an output stream lacks as '?'."""
+    if sys.stdin is None:
+        nothing = io.FileIO(os.devnull)
+        nothing.name = "<stdin>"  # for messages
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(nothing))
+    sys.stdout = sys.stdout or open(os.open(os.devnull, os.O_RDONLY), "w")
     sys.stderr = sys.stderr or open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from errno import EBADF, EFBIG, ENOSPC
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -389,7 +390,8 @@ def complain(error: Exception) -> None:
 def sentence(error: Exception) -> str:
     """An error as a message of one line."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        nameless = "stdout" if error.errno in (EBADF, EFBIG, ENOSPC) else ""  # files have names (plumbing/files.py)
+        return f"{file}: {error.strerror}" if (file := error.filename or nameless) else error.strerror
     if isinstance(error, MemoryError) and not str(error):
         return "out of memory"
     if isinstance(error, (SlimrtError, OSError, ValueError, MemoryError)):
