@@ -101,6 +101,7 @@ def test_wrong_usage_is_one_sentence(run, tiny, arguments, said):
         (("--cache-type", "q8"), "this conversion is for none: name it too (--cache)"),
         (("--cache", "k:q8", "--cache-type", "q4"), "leave one out"),
         (("--outtype", "q9"), "unknown outtype 'q9'; the types are: f32, f16"),
+        (("--cache", "nosuch"), "unknown cache mode 'nosuch'; the modes are: kv, k, "),
     ],
 )
 def test_wrong_usage_of_convert(run, tmp_path, arguments, said):

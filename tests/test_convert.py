@@ -19,10 +19,11 @@ from slimrt import core
 from slimrt.converter import convert as tool
 from slimrt.converter.quantize import OUT_TYPES, requantise
 from slimrt.errors import CacheUnsupportedError, ModelFormatError, UnsupportedError
-from slimrt.folding.attention import MODES, Attention
+from slimrt.folding.attention import Attention
 from slimrt.modelfile import gguf as gguf_file
 from slimrt.modelfile.gguf import read_gguf
 from slimrt.modelfile.hf.directory import read_hf
+from slimrt.modes import MODES
 from tiny_model import write_tiny
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others

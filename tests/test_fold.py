@@ -12,7 +12,7 @@ from conftest import GOLDEN, relative, third_party
 from slimrt import core
 from slimrt.converter.convert import convert as run_convert
 from slimrt.errors import CacheUnsupportedError, ModelFormatError
-from slimrt.folding.attention import MODES, Attention
+from slimrt.folding.attention import Attention
 from slimrt.folding.calibrate import calibrated, text_ids, white_inputs
 from slimrt.folding.exact import FOLDED, condition, fold_layer, fold_matrix
 from slimrt.folding.fold import fold_layers
@@ -25,6 +25,7 @@ from slimrt.folding.weights import LayerWeights, fold_value_bias, projections
 from slimrt.folding.window import Window
 from slimrt.modelfile.gguf import ModelData, Tensor, read_gguf, write_gguf
 from slimrt.modelfile.reading import read_model
+from slimrt.modes import MODES
 from synthetic import layer_of
 
 pytestmark = pytest.mark.unsanitized  # NumPy most of the time; the core is tested by others

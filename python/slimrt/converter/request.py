@@ -14,7 +14,7 @@ from slimrt.folding.budget import Budget
 from slimrt.folding.choose import AUTO_TYPES
 from slimrt.folding.layers import Request
 from slimrt.folding.lowrank import BLOCK, LATENT_MODE, LEVEL_TYPES, levels_text
-from slimrt.modes import AGING, AUTO, CACHE_TYPES, DEFAULT_TYPE
+from slimrt.modes import AGING, AUTO, CACHE_TYPES, DEFAULT_TYPE, MODES, cross_hint
 from slimrt.plumbing.arguments import real
 
 
@@ -71,6 +71,8 @@ def checked(asked: Asked) -> Request:
     Raises:
         ValueError, TypeError, UnsupportedError: as `convert`.
     """
+    if (mode := asked.cache) not in (None, AUTO, *MODES):
+        raise ValueError(f"unknown cache mode {mode!r}; the modes are: {', '.join(MODES)}{cross_hint(str(mode))}")
     _check_target(asked)
     _check_v_heads(asked)
     types = _types(asked)

@@ -15,7 +15,7 @@ from slimrt.errors import CacheUnsupportedError, UnsupportedError
 from slimrt.modelfile.gguf import ModelData
 from slimrt.modelfile.positions import Positions, positions_of
 from slimrt.modelfile.sharing import KEYS, owners_of
-from slimrt.modes import DEFAULT_TYPE, MODES, cross_hint
+from slimrt.modes import DEFAULT_TYPE
 
 
 @dataclass(frozen=True)
@@ -258,9 +258,7 @@ class Attention:
         )
 
     def require(self, mode: str) -> None:
-        """Raise CacheUnsupportedError unless the mode is exact for this attention; ValueError for an unknown mode."""
-        if mode not in MODES:
-            raise ValueError(f"unknown cache mode {mode!r}; the modes are: {', '.join(MODES)}{cross_hint(mode)}")
+        """Raise CacheUnsupportedError unless the mode is exact for this attention."""
         for layer, own in self._kinds().items():
             if reason := own.refusal(mode):
                 raise self.refuse(mode, layer, reason)
