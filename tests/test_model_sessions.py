@@ -195,6 +195,16 @@ def test_a_session_is_of_the_file_that_was_opened(tiny, grouped, tmp_path):
             replaced.load_session(file)
 
 
+def test_what_is_closed_is_not_entered(tiny):
+    model = slimrt.Model(tiny, n_ctx=64)
+    session = model.session()
+    for one in (session, model):
+        one.close()
+        with pytest.raises(ValueError, match="<slimrt.* is closed"), one:
+            pass
+    assert model.closed and session.closed
+
+
 def test_closed(tiny):
     model = slimrt.Model(tiny, n_ctx=64)
     session, stream = model.session(), model.stream(PROMPT)

@@ -282,6 +282,11 @@ class Model(OpenAIMethods, Closing):
         continues_texts(self._runtime.source)
         return load_session(self._runtime, path)
 
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._runtime.closed
+
     def close(self) -> None:
         """Free all memory; waits for a call in progress. Using the model afterwards raises ValueError."""
         self._runtime.close()

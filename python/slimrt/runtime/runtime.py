@@ -83,6 +83,10 @@ class Runtime:
         _living.add(self)
 
     @property
+    def closed(self) -> bool:
+        return self._engine is None
+
+    @property
     def n_ctx(self) -> int:
         return int(self.info["n_ctx"])
 
