@@ -77,7 +77,8 @@ def test_a_write_that_fails_leaves_nothing(convert, tmp_path):
 
     command = [sys.executable, "-c", RUN, convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf"]
     done = subprocess.run(command, preexec_fn=limit_files, capture_output=True, text=True)
-    assert done.returncode == 1 and f"'{tmp_path / 'out.gguf'}'" in done.stderr.splitlines()[-1]
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and f"'{tmp_path / 'out.gguf'}'" in said and "make room (or raise ulimit -f" in said
     assert list(tmp_path.iterdir()) == []
 
 
@@ -86,7 +87,7 @@ def test_a_short_write_names_the_file(convert, tmp_path, monkeypatch):
         raise OSError("589824 requested and 49968 written")  # what NumPy makes of a full disk
 
     monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", write)
-    with pytest.raises(OSError, match="not written completely.*out.gguf"):
+    with pytest.raises(OSError, match="not written completely: make room .*ulimit -f.*out.gguf"):
         tool.convert(convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf", progress=False)
     assert list(tmp_path.iterdir()) == []
 

@@ -187,12 +187,15 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def writing(target: Path, *stand_ins: Path) -> Iterator[None]:
-    """Make an OSError that names no file, or a temporary one, name the target."""
+    """Make an OSError that names no file, or a temporary one, name the target, and say what helps a full disk."""
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # NumPy's error for a partial write
-            raise OSError(errno.EIO, f"not written completely: {error}", str(target)) from error
-        if error.filename in (None, *map(str, stand_ins)):
-            raise OSError(error.errno, error.strerror, str(target)) from error
-        raise
+        number, why = error.errno, error.strerror
+        if number is None:  # NumPy's error for a partial write, which does not say why
+            number, why = errno.ENOSPC, "not written completely"
+        if error.filename not in (None, *map(str, stand_ins)):
+            raise
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            why = f"{why}: make room (or raise ulimit -f, if it is set), or write to another disk"
+        raise OSError(number, why, str(target)) from error
