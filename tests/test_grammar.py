@@ -529,6 +529,15 @@ def test_rules_of_gbnf_are_counted_once(tale):
     assert tale.generate(PROMPT, grammar=f'root ::= a485\n{rules}a490 ::= "x"', max_tokens=9).text == ":::::x"
 
 
+def test_rules_of_lark_are_counted_and_not_their_colons(tale):
+    rules = "".join(f'a{i}: ":::" a{i + 1}\n' for i in range(490))
+    assert tale.generate(PROMPT, grammar=f'start: a488\n{rules}a490: "x"\n | "x:"', max_tokens=9).text[:7] == "::::::x"
+    chain = {"$ref": "#/$defs/a0", "$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(5000)}}
+    for schema in (json.dumps(chain), json.dumps(chain).replace("$ref", r"\u0024ref")):
+        with pytest.raises(slimrt.GrammarError, match="more than 500 rules"):
+            tale.generate(PROMPT, grammar=f"start: %json {schema}")
+
+
 def test_long_gbnf_takes_no_long_time():
     """Each would take minutes if its time grew with the square of its length."""
     assert source_of("grammar", "\n" * 262_000 + "!").endswith("!")

@@ -298,7 +298,7 @@ def json_rules(schema: Any, what: str = "json_schema") -> dict[str, Any]:
         raise GrammarError(f"{what} must be what JSON can hold: {error}") from None
     with named(what):
         _check_unicode(json.dumps({**schema}, ensure_ascii=False))
-        _check_size("the schema", "references", text, '"$ref"')
+        _check_size("the schema", "references", text, _REFERENCE)
         return {**enforceable(json.loads(text)), "x-guidance": _JSON_RULES}
 
 
@@ -328,21 +328,28 @@ def _choices(value: Any) -> Sequence[str]:
 def _lark(text: str) -> str:
     """A grammar in Lark; one whose rules have ::= is GBNF and converted. GrammarError: it is not valid GBNF."""
     is_gbnf = _GBNF_RULE.search(text) is not None
-    _check_size("the grammar", "rules", text, "::=" if is_gbnf else ":")
+    _check_size("the grammar", "rules", text, _GBNF_MARK if is_gbnf else _LARK_MARK)
     if text.lstrip().startswith("{"):
         raise GrammarError("the grammar is JSON: give Lark's or GBNF's text, or a schema as json_schema")
-    return lark_of(text) if is_gbnf else enforceable_blocks(text)
+    if is_gbnf:
+        return lark_of(text)
+    lark = enforceable_blocks(text)
+    _check_size("the grammar", "rules and references", lark, _LARK_MARK)  # where "$ref" has no other spelling
+    return lark
 
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
+_GBNF_MARK = re.compile("::=")
+_REFERENCE = re.compile(r'"\$ref"')
+_LARK_MARK = re.compile(r'^(?![ \t]*\|)[^:\n]*:|"\$ref"', re.MULTILINE)  # no line has two rules
 
 
-def _check_size(what: str, parts: str, text: str, mark: str) -> None:
+def _check_size(what: str, parts: str, text: str, mark: re.Pattern[str]) -> None:
     """GrammarError: more than can be compiled. `mark` occurs at least once in each of the `parts`."""
     if len(text) > MAX_TEXT:
         raise GrammarError(f"{what} has {len(text)} characters; at most {MAX_TEXT} are compiled")
-    if text.count(mark) > MAX_RULES:
-        raise GrammarError(f"{what} has more than {MAX_RULES} {parts} ({mark})")
+    if len(mark.findall(text)) > MAX_RULES:
+        raise GrammarError(f"{what} has more than {MAX_RULES} {parts}")
 
 
 def _short_message(message: str) -> str:
