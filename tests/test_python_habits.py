@@ -137,20 +137,23 @@ def test_a_text_where_ids_are_wanted_is_refused_in_words(model):
                 call("Anna")
 
 
-def test_numbers_of_numpy_are_numbers(tmp_path):
+def test_numbers_of_numpy_are_numbers(tiny, calibration, tmp_path):
     """As arguments, and in what is written to JSON."""
-    n, path = np.int64, SHIPPED / "tale-llama.gguf"
+    n, folds = np.int64, {"calibration": calibration}
     sizes = {"n_ctx": n(64), "n_seqs": n(2), "n_batch": n(32), "n_threads": n(1), "cache_tokens": n(128)}
     cache = {"cache": "k+r", "rank": n(16), "sparse_threshold": np.float32(0.01), "memory_limit": n(10**9)}
-    with slimrt.Model(path, **sizes, **cache, seed=n(3)) as model:
+    with slimrt.Model(tiny, **sizes, **cache, **folds, seed=n(3)) as model:
         several = model.generate("Anna", max_tokens=n(3), seed=n(5), top_k=n(3), temperature=np.float32(0.5), n=n(2))
         assert [one.seed for one in several] == [5, 6]
         found = [model.info(), model.memory(), *(one.to_dict() for one in several)]
-    found += [slimrt.plan(path, **sizes, **cache).to_dict()]
-    found += [slimrt.convert(path, tmp_path / "r.gguf", cache="k+r", rank=n(16)).to_dict()]
-    found += [slimrt.convert(path, tmp_path / "a.gguf", cache="auto", target_error=np.float32(0.05)).to_dict()]
-    found += [slimrt.convert(path, tmp_path / "b.gguf", cache="auto", target_bytes=n(4000)).to_dict()]
-    found += [slimrt.convert(path, tmp_path / "s.gguf", kv_heads=n(1), kv_layers=n(1)).to_dict()]
+    found += [slimrt.plan(tiny, **sizes, **cache).to_dict()]
+    for asked in (
+        {"cache": "k+r", "rank": n(16)} | folds,
+        {"cache": "auto", "target_error": np.float32(0.05)} | folds,
+        {"cache": "auto", "target_bytes": n(300)} | folds,
+        {"kv_heads": n(1), "kv_layers": n(1)},
+    ):
+        found += [slimrt.convert(tiny, tmp_path / "c.gguf", **asked).to_dict()]
     assert all(json.loads(json.dumps(one)) for one in found)
 
 
