@@ -267,7 +267,6 @@ class KrReader(Reader):
         super().__init__(fold.sample, fold.type)
         sample = fold.sample
         self.planes = planes(sample.weights.attention, "k+r", fold.type, rank, residual_type, sample.v_heads)
-        self.cond = fold.sample.cond  # for comparison only: nothing is inverted
         self.fold, self.rank, self.residual_type = fold, rank, residual_type
         rounding = fold.residual_noise(rank, residual_type)
         residual, of_half = fold.stored_residual(rank, residual_type, rounding) if rank else ({}, np.zeros(1))

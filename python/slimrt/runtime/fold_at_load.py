@@ -61,7 +61,9 @@ def require_precise(source: ModelSource, choice: CacheChoice) -> list[str]:
     return said
 
 
-def refusal(source: ModelSource, choice: CacheChoice, *, only_cheap: bool) -> str | None:
+def refusal(
+    source: ModelSource, choice: CacheChoice, *, only_cheap: bool, show_progress: bool | None = False
+) -> str | None:
     """Why loading would refuse this choice as too imprecise; "": it would not. None: with only_cheap, if it would take
     long to determine.
 
@@ -73,7 +75,7 @@ def refusal(source: ModelSource, choice: CacheChoice, *, only_cheap: bool) -> st
         if only_cheap and not predicts_fast(source.model, rows, layers):
             return None
         try:
-            Judge(source, rows, choice).predict(layers)
+            Judge(source, rows, choice).predict(layers, show_progress)
         except CacheUnsupportedError as error:
             return str(error)
     return ""
@@ -99,14 +101,18 @@ class Judge:
         if error > CAUTION:
             self.doubtful[layer] = error
 
-    def predict(self, layers: list[int]) -> None:
+    def predict(self, layers: list[int], show_progress: bool | None = False) -> None:
         """Predict and judge the errors of layers, from the file or by folding them for white inputs."""
         from slimrt.folding.calibrate import WHITE_INPUTS
         from slimrt.folding.gate import predicted, written
 
-        known = written(self.source.model, self.rows) if layers else {}
-        for layer, error in predicted(self.source.model, self.rows, layers) if layers else ():
-            self(layer, error, "by its conversion" if layer in known else WHITE_INPUTS)
+        if not layers:
+            return
+        known = written(self.source.model, self.rows)
+        with progress.bar(progress.wanted(show_progress), len(layers), "predicting errors", "layer") as update:
+            for done, (layer, error) in enumerate(predicted(self.source.model, self.rows, layers), start=1):
+                self(layer, error, "by its conversion" if layer in known else WHITE_INPUTS)
+                update(done, len(layers))
 
     def say(self) -> list[str]:
         """Emit a warning on the layers collected; returns it, in a list, if one of them is over the limit, else []."""

@@ -74,7 +74,7 @@ def plan(
         draft_model="" if planner.draft is None else planner.draft.name,
         gpu_layers=0 if asked.fits else planner.most_gpu_layers(choice, context),
         memory_limit=planner.limit,
-        asked=replace(asked, too_imprecise=refusal(source, choice, only_cheap=False)),
+        asked=replace(asked, too_imprecise=refusal(source, choice, only_cheap=False, show_progress=progress)),
         rows=tuple(
             replace(planner.row(legal, context), too_imprecise=refusal(source, legal, only_cheap=True))
             for legal in planner.legal(choice)
