@@ -22,6 +22,7 @@ from slimrt.converter import convert as tool
 from slimrt.converter.quantize import weight_type
 from slimrt.modelfile import reading
 from slimrt.modelfile.gguf import ModelData, read_gguf, uint32
+from slimrt.plumbing.files import writing
 from tiny_model import write_tiny
 
 pytestmark = pytest.mark.unsanitized  # Python: the core is tested by others
@@ -90,6 +91,8 @@ def test_a_short_write_names_the_file(convert, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="not written completely: make room .*ulimit -f.*out.gguf"):
         tool.convert(convert(GOLDEN / "llama_mha"), tmp_path / "out.gguf", progress=False)
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(PermissionError, match="^x: no permission$"), writing(tmp_path / "out.gguf"):
+        raise PermissionError("x: no permission")
 
 
 def test_what_is_no_plain_file_is_never_replaced(convert, tmp_path):

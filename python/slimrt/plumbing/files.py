@@ -191,6 +191,8 @@ def writing(target: Path, *stand_ins: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None and not re.fullmatch(r"\d+ requested and \d+ written", str(error)):
+            raise  # one of ours, which names its file
         number, why = error.errno, error.strerror
         if number is None:  # NumPy's error for a partial write, which does not say why
             number, why = errno.ENOSPC, "not written completely"
