@@ -308,6 +308,12 @@ def test_from_pretrained_finds_a_pattern_in_a_folder(tiny, tmp_path):
         assert "a-q8_0.gguf" in repr(model)
     with pytest.raises(ValueError, match=r"2 models match, a-f16.gguf and a-q8_0.gguf among them: name one"):
         slimrt.Model.from_pretrained(tmp_path, "*.gguf")
+    (tmp_path / "sub").mkdir()
+    for name in ("B.GGUF", "ggml-b.bin"):
+        (tmp_path / "sub" / name).symlink_to(tiny)
+    for pattern in ("*/b*", "*B.*", "sub/ggml-*.bin"):
+        with slimrt.Model.from_pretrained(tmp_path, pattern, n_ctx=8) as model:
+            assert model.n_ctx == 8
     with pytest.raises(FileNotFoundError, match=r"\*q4.gguf: no such file"):
         slimrt.Model.from_pretrained(tmp_path, "*q4.gguf")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import weakref
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Self, Unpack
 
 import numpy as np
@@ -316,13 +318,14 @@ def _in_folder(folder: str, filename: str) -> str:
     """The path of a file in a folder, or of the one model that a pattern matches, in any case. ValueError: it matches
     several."""
     path = os.path.join(folder, filename)
-    inside, pattern = os.path.split(path)
-    if os.path.exists(path) or not os.path.isdir(inside):
+    if os.path.exists(path) or not re.search(r"[*?\[]", filename):
         return path
-    found = sorted(file for file in os.listdir(inside) if is_model(file) and matches(file, pattern))
+    files = (file.relative_to(folder).as_posix() for file in Path(folder).rglob("*"))
+    found = sorted(file for file in files if matches(file, filename))
+    found = [file for file in found if is_model(file)] or found  # else whisper.cpp's
     if len(found) > 1:
         raise ValueError(f"{path}: {len(found)} models match, {found[0]} and {found[1]} among them: name one")
-    return os.path.join(inside, found[0]) if found else path
+    return os.path.join(folder, found[0]) if found else path
 
 
 def _tell_of_context(source: ModelSource, n_ctx: int) -> None:

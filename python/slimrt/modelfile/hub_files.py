@@ -76,7 +76,9 @@ def type_of(file: str) -> str:
 def is_model(file: str) -> bool:
     """Whether a file is a GGUF model, or the first of its shards."""
     shard = _SHARD.fullmatch(file)
-    return file.endswith(".gguf") and not _BESIDE.fullmatch(file) and (shard is None or int(shard["number"]) == 1)
+    return (
+        file.lower().endswith(".gguf") and not _BESIDE.fullmatch(file) and (shard is None or int(shard["number"]) == 1)
+    )
 
 
 def matches(file: str, pattern: str) -> bool:
