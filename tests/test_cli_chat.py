@@ -91,6 +91,11 @@ def test_set_regenerate_and_system(chat, tmp_path):
     assert len(messages) == 3
 
 
+def test_a_seed_of_minus_one_is_new_when_answering_again(chat):
+    again = [chat("/set temp 5\n/set seed -1\nhello\n/regenerate\n")[1][1]["tokens"] for _ in range(2)]
+    assert again[0] != again[1]
+
+
 def test_biases_of_tokens_are_set_as_json(chat):
     code, answers, err = chat('/set logit_bias {"5": 1000}\nhello\n')
     assert code == 0 and "logit_bias {5: 1000}\n" in err and set(answers[0]["tokens"]) == {5}

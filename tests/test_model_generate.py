@@ -393,7 +393,12 @@ def test_bad_ids(model, ids, message):
         model.logits(ids)
 
 
-@pytest.mark.parametrize("wrong", [5, 0.5, {"a": 1}, iter("ab"), {"a", "b"}, [{"a": 1}]])
+def test_ids_as_objects(model):
+    ids = np.array([BOS, 5], dtype=object)
+    assert np.array_equal(model.logits(ids), model.logits([BOS, 5]))
+
+
+@pytest.mark.parametrize("wrong", [5, 1 << 70, 0.5, {"a": 1}, iter("ab"), {"a", "b"}, [{"a": 1}]])
 def test_what_is_no_text(model, wrong):
     """They said: token ids are a one-dimensional sequence of int, got object of shape ()."""
     for call in (model.generate, model.score, model.embed):

@@ -11,7 +11,7 @@ from slimrt.modes import AGING, CROSS_FOLDED, FOLDED, INVERTED, reads_text
 
 # Most float64 matrices of a layer that folding holds at once, as wide as the model or K: to invert one, with LAPACK's
 # copies; for latents; for a residual, or K and V of cross-attention
-_TO_INVERT, _FOR_LATENTS, _FOR_OTHERS = 13, 11, 18
+_TO_INVERT, _FOR_LATENTS, _FOR_OTHERS = 13, 11, 19
 
 
 def folds_at_load(source: ModelSource, layers: Sequence[LayerCache]) -> dict[LayerCache, list[int]]:

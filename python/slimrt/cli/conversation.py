@@ -108,7 +108,7 @@ class Conversation:
         seed = self.options["seed"]
         options = self.options | {
             "stop": [*Options(**self.options).stops, *self._ends],
-            "seed": None if seed is None else seed + self._again,
+            "seed": None if seed in (None, -1) else seed + self._again,
         }
         ids = self.model.render_chat(
             messages, chat_template=self.args.chat_template, chat_template_kwargs=self.args.chat_template_kwargs

@@ -21,7 +21,7 @@ _TOKEN = re.compile(
     | (?P<mark>[|()*+?.])""",
     re.VERBOSE | re.DOTALL,
 )
-_DEEPEST = 32  # groups within each other; llguidance takes fewer
+_DEEPEST = 28  # groups within each other: llguidance takes no more
 _TOO_DEEP = f"more than {_DEEPEST} groups or repetitions within each other"
 _LETTER = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)|.", re.DOTALL)
 _ESCAPES = {r"\n": "\n", r"\r": "\r", r"\t": "\t", r"\\": "\\", r"\"": '"', r"\[": "[", r"\]": "]"}

@@ -143,7 +143,8 @@ def named(call: Callable[P, R]) -> Callable[P, R]:
                 if name not in known:
                     raise TypeError(refusal(call.__name__, name, known))
         for name in keywords.keys() & switches.keys():
-            switches[name](name, keywords[name])
+            if type(keywords[name]) is not int or keywords[name] not in (0, 1):  # which say the same
+                switches[name](name, keywords[name])
 
     if inspect.iscoroutinefunction(call):
 

@@ -37,8 +37,10 @@ def as_ids(ids: TokenIds, n_vocab: int) -> list[int]:
     array = np.asarray(ids)
     if array.size == 0:
         return []
-    if array.dtype == object and all(isinstance(id, int) for id in array.flat):  # over 64 bits
-        raise ValueError(f"token id {max(array.flat, key=abs)} is not in the vocabulary of {n_vocab} tokens")
+    if array.ndim == 1 and array.dtype == object and all(isinstance(id, (int, np.integer)) for id in array):
+        if abs(largest := max(map(int, array), key=abs)) >= 1 << 63:
+            raise ValueError(f"token id {largest} is not in the vocabulary of {n_vocab} tokens")
+        array = array.astype(np.int64)
     if ids is None or array.dtype.kind in "SUO" or array.ndim == 0:
         hint = {"S": ": decode() bytes first", "U": ": several texts are given as a list"}.get(array.dtype.kind, "")
         raise TypeError(f"a text is str, or its token ids, got {type(ids).__name__}{hint if array.ndim < 2 else ''}")
